@@ -17,6 +17,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 		{ echo "fedclade needs Python 3.11 or later; try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps byzfl==0.0.11  # its rules need no torchvision
 	touch $@
 
 demo: install  ## the main job on handwritten digits: FedAvg, CFL, oracle and local in one table

@@ -1,4 +1,4 @@
-"""docs/arena.md and arena_results.json, from the runs of ``fedclade compare arena``.
+"""docs/arena.md, its picture and arena_results.json, from the runs of ``fedclade compare arena``.
 
     fedclade compare arena --out arena --resume
     python benchmarks/arena.py --runs arena --page      # gathers what is there, and writes the page
@@ -12,13 +12,11 @@ import argparse
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import numpy as np
-from scipy import stats
+from arena_ranks import draw, ranks_of, said
 
 from fedclade.config import find_configs, read_scenarios
 from fedclade.report.comparison_files import markdown_table
@@ -26,9 +24,12 @@ from fedclade.runs import Run, is_finished
 from fedclade.tasks import mean_and_interval
 
 ROOT = Path(__file__).parent.parent
-PAGE, TEXT = ROOT / "docs" / "arena.md", Path(__file__).with_suffix(".md")
+PAGE, PICTURE, TEXT = ROOT / "docs" / "arena.md", ROOT / "docs" / "arena.svg", Path(__file__).with_suffix(".md")
 RESULTS, PRINTED = Path(__file__).with_name("arena_results.json"), Path(__file__).with_name("arena_printed.json")
 KINDS = ("P(Y|X)", "P(X)", "P(X|Y)", "P(Y)")
+DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
+"""Titles of the data sets, by how their cells' names begin."""
+
 CLUSTERED = (
     *("rcfl", "cfl", "cfl_rounds", "fl_hc", "fedgroup", "flexcfl", "ifca", "fesem", "pacfl", "stocfl", "feddrift"),
     *("flux", "fedem", "fedrc", "fedsoft"),
@@ -61,7 +62,7 @@ def line_of(run: Run) -> dict[str, Any]:
         "true": found["true"],
         "megabytes": round((summary["bytes_up"] + summary["bytes_down"]) / 1e6, 1),
         "seconds": round(summary["seconds"]["total"]),
-        "right_in_round_3": rounds[2]["ari"] == 1.0,
+        "right_in_round_3": rounds[2].get("ari") == 1.0,
     }
 
 
@@ -71,20 +72,45 @@ def merged(old: Sequence[Line], new: Sequence[Line]) -> list[Line]:
     return [by_run[key] for key in sorted(by_run)]
 
 
+def data_of(line: Line) -> str:
+    """Return the data set of a run."""
+    return line["cell"].split()[0]
+
+
+def methods_of(lines: Sequence[Line]) -> list[str]:
+    """Return the methods that have run, in the order of the tables."""
+    return sorted({line["method"] for line in lines}, key=place_of)
+
+
 def table_of(kind: str, lines: Sequence[Line]) -> str:
-    """Return methods by levels: mean accuracy in percent with its interval, ARI, and the number of folds."""
+    """Return methods by levels: what :func:`cell_of` says of each; the best of the clustered ones is bold."""
     by_cell: dict[tuple[int, str], list[Line]] = defaultdict(list)
     for line in lines:
         name, _, level = line["cell"].rpartition(" ")
         if name.endswith(f" {kind}"):
             by_cell[int(level), line["method"]].append(line)
     levels = sorted({level for level, _ in by_cell}, reverse=True)
+    best = {
+        level: best_of([line for (of, _), mine in by_cell.items() if of == level for line in mine]) for level in levels
+    }
     rows: list[list[str]] = []
-    for method in dict.fromkeys(line["method"] for line in sorted(lines, key=lambda line: place_of(line["method"]))):
-        cells = [cell_of(by_cell[level, method], method) for level in levels]
+    for method in methods_of(lines):
+        cells = [cell_of(by_cell[level, method], method, best=best[level] == method) for level in levels]
         if any(cells):
             rows.append([f"`{method}`", *cells])
     return markdown_table(["config", *(f"level {level}" for level in levels)], rows)
+
+
+def table_without_kinds(data: str, lines: Sequence[Line]) -> str:
+    """Return methods of a data set of one cell, without true clusters: accuracy, and the clusters found."""
+    mine = [line for line in lines if data_of(line) == data]
+    best = best_of(mine)
+    rows: list[list[str]] = []
+    for method in methods_of(mine):
+        folds = [line for line in mine if line["method"] == method]
+        found = ", ".join(str(line["clusters"]) for line in folds) if method in CLUSTERED else ""
+        rows.append([f"`{method}`", cell_of(folds, method, best=method == best), found])
+    return markdown_table(["config", "accuracy, %", "clusters"], rows) if rows else "Nothing has run yet."
 
 
 def place_of(method: str) -> tuple[int, str]:
@@ -92,76 +118,78 @@ def place_of(method: str) -> tuple[int, str]:
     return (CLUSTERED.index(method), "") if method in CLUSTERED else (len(CLUSTERED), method)
 
 
-def cell_of(lines: Sequence[Line], method: str) -> str:
-    """Return accuracy, interval, ARI of what makes clusters, and the folds if they are not three."""
+def best_of(lines: Sequence[Line]) -> str:
+    """Return the best of the clustered methods, by the mean over the folds that each has run."""
+    scores: dict[str, list[float]] = defaultdict(list)
+    for line in lines:
+        if line["method"] in CLUSTERED:
+            scores[line["method"]].append(line["accuracy"])
+    return max(scores, key=lambda method: mean(scores[method]), default="")
+
+
+def cell_of(lines: Sequence[Line], method: str, *, best: bool = False) -> str:
+    """Return accuracy with its interval, of what clusters also ARI and clusters found, and the folds if not three."""
     if not lines:
         return ""
     middle, half = mean_and_interval([100 * line["accuracy"] for line in lines])
-    text = f"{middle:.1f}" + ("" if half is None else f" ± {half:.1f}")
-    aris = [line["ari"] for line in lines if line["ari"] is not None]
-    text += f" · {mean(aris):.2f}" if aris and method in CLUSTERED else ""
+    text = f"**{middle:.1f}**" if best else f"{middle:.1f}"
+    text += "" if half is None else f" ± {half:.1f}"
+    if method in CLUSTERED and all(line["ari"] is not None for line in lines):
+        found, true = mean(line["clusters"] for line in lines), mean(line["true"] for line in lines)
+        text += f" · {mean(line['ari'] for line in lines):.2f} · {found:.2g}/{true:.2g}"
     return text + ("" if len(lines) == 3 else f" ({len(lines)})")
 
 
 def standings(lines: Sequence[Line]) -> tuple[list[str], list[str]]:
-    """Return the cells in which rcfl is first or nearly, and those where it is not, with who is, and by how much."""
-    means: dict[str, dict[str, float]] = defaultdict(dict)
-    for cell in dict.fromkeys(line["cell"] for line in lines):
-        for method in CLUSTERED:
-            if found := [line["accuracy"] for line in lines if (line["cell"], line["method"]) == (cell, method)]:
-                means[cell][method] = 100 * mean(found)
+    """Return the cells in which rcfl is first or nearly, and those where it is not, with who is, and by how much.
+
+    A method is compared with rcfl on the folds that both have run.
+    """
+    by_cell: dict[str, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    for line in lines:
+        if line["method"] in CLUSTERED:
+            by_cell[line["cell"]][line["method"]][line["seed"]] = 100 * line["accuracy"]
     near: list[str] = []
     behind: list[str] = []
-    for cell, each in means.items():
-        if "rcfl" not in each or len(each) < 2:
-            continue
-        first = max(each, key=lambda method: each[method])
-        gap = each[first] - each["rcfl"]
-        if gap <= NEAR:
+    for cell, each in by_cell.items():
+        ours = each.pop("rcfl", {})
+        gaps = {
+            method: mean(theirs[seed] - ours[seed] for seed in common)
+            for method, theirs in each.items()
+            if (common := theirs.keys() & ours.keys())
+        }
+        first = max(gaps, key=lambda method: gaps[method], default="")
+        if gaps and gaps[first] <= NEAR:
             near.append(cell)
-        else:
-            behind.append(f"{cell.removeprefix('mnist ')}: `{first}` is {gap:.1f} points ahead")
+        elif gaps:
+            behind.append(f"{cell.removeprefix('mnist ')}: `{first}` is {gaps[first]:.1f} points ahead")
     return near, behind
 
 
-def ranks(lines: Sequence[Line]) -> str:
-    """Return mean ranks over cells and folds of what ran in all of them, and Nemenyi's critical difference."""
-    by_set: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
-    for line in lines:
-        by_set[line["cell"], line["seed"]][line["method"]] = line["accuracy"]
-    most = max(map(len, by_set.values()), default=0)
-    sets = [each for each in by_set.values() if len(each) == most]
-    methods = [method for method in sets[0] if all(method in each for each in sets)] if sets else []
-    if len(sets) < 2 or len(methods) < 3:
-        return ""
-    table = np.array([[each[method] for method in methods] for each in sets])
-    mean_ranks = stats.rankdata(-table, axis=1).mean(0)
-    p_value = stats.friedmanchisquare(*table.T).pvalue
-    k, n = len(methods), len(sets)
-    critical = stats.studentized_range.ppf(0.95, k, np.inf) / np.sqrt(2) * np.sqrt(k * (k + 1) / (6 * n))
-    ordered = sorted(zip(mean_ranks.tolist(), methods, strict=True))
-    alike = [a for (rank, a), (other, b) in combinations(ordered, 2) if b == "rcfl" and other - rank < critical]
-    rows = [[f"`{method}`", f"{rank:.2f}"] for rank, method in ordered]
-    said = f"Mean ranks over {n} cells and folds (Friedman's p = {p_value:.1g}); ranks that differ by less than "
-    said += f"{critical:.2f} are not told apart (Nemenyi, 0.05)"
-    said += f", so ahead of `rcfl`, but not surely: {', '.join(f'`{a}`' for a in alike)}" if alike else ""
-    return f"{said}.\n\n{markdown_table(['config', 'mean rank'], rows)}"
+def picture(lines: Sequence[Line], path: Path) -> str:
+    """Draw the ranks; return what the page says of them."""
+    if (ranks := ranks_of(lines)) is None:
+        return "Too few cells are complete for ranks."
+    draw(ranks, path)
+    shown = f"![Critical-difference diagram: methods by mean rank, from the best on the left]({path.name})"
+    return f"{said(ranks)}\n\n{shown}"
 
 
 def costs(lines: Sequence[Line]) -> str:
-    """Return time and traffic of each method."""
-    by_method: dict[str, list[Line]] = defaultdict(list)
-    for line in sorted(lines, key=lambda line: place_of(line["method"])):
-        by_method[line["method"]].append(line)
+    """Return time and traffic of each method, on each data set."""
+    of_data = {data: [line for line in lines if data_of(line) == data] for data in DATA}
     rows = [
-        [
-            f"`{method}`",
-            f"{mean(each['seconds'] for each in mine):.0f}",
-            f"{mean(each['megabytes'] for each in mine):.1f}",
-        ]
-        for method, mine in by_method.items()
+        [f"`{method}`", *(each for mine in of_data.values() for each in cost_of(mine, method))]
+        for method in methods_of(lines)
     ]
-    return markdown_table(["config", "seconds", "MB"], rows)
+    return markdown_table(["config", *(f"{title}, {unit}" for title in DATA.values() for unit in ("s", "MB"))], rows)
+
+
+def cost_of(lines: Sequence[Line], method: str) -> tuple[str, str]:
+    """Return the mean seconds and megabytes of a method's runs, or nothing."""
+    mine = [line for line in lines if line["method"] == method]
+    seconds, megabytes = [line["seconds"] for line in mine], [line["megabytes"] for line in mine]
+    return (f"{mean(seconds):.0f}", f"{mean(megabytes):.1f}") if mine else ("", "")
 
 
 def printed(lines: Sequence[Line]) -> str:
@@ -172,7 +200,7 @@ def printed(lines: Sequence[Line]) -> str:
     for method, name in theirs["names"].items():
         each = theirs["known"][name]
         ours = [of_level(lines, method, level) for level in levels]
-        rows.append([name, *(f"{each[level - 1]:.1f}" for level in levels), *ours])
+        rows.append([f"`{method}`", *(f"{each[level - 1]:.1f}" for level in levels), *ours])
     columns = ["config", *(f"theirs, {level}" for level in levels), *(f"ours, {level}" for level in levels)]
     return markdown_table(columns, rows)
 
@@ -192,7 +220,7 @@ def page(lines: Sequence[Line]) -> str:
     fedavg = [
         100 * line["accuracy"] for line in lines if (line["cell"], line["method"]) == ("mnist P(Y|X) 8", "fedavg")
     ]
-    middle, half = mean_and_interval(fedavg)
+    middle, half = mean_and_interval(fedavg) if fedavg else (float("nan"), None)
     tables = [f"### {kind}\n\n{found}" for kind in KINDS if (found := table_of(kind, lines)).count("\n") > 1]
     return TEXT.read_text(encoding="utf-8").format(
         tables="\n\n".join(tables),
@@ -200,7 +228,8 @@ def page(lines: Sequence[Line]) -> str:
         near=len(near),
         cells=len(near) + len(behind),
         behind="\n".join(f"- {each}" for each in behind) or "- none",
-        ranks=ranks(lines),
+        cifar10=table_without_kinds("cifar10", lines),
+        ranks=picture(lines, PICTURE),
         costs=costs(lines),
         printed=printed(lines),
         fedavg=f"{middle:.1f}" + ("" if half is None else f" ± {half:.1f}"),

@@ -62,6 +62,7 @@ SETTINGS: Mapping[str, Sequence[Options]] = {
     "finetune": ({"epochs": 1}, {"epochs": 2}, {"epochs": 5}),
     "fl_hc": tuple({"rounds_before": 3, "metric": "l2", "linkage": "ward", **cut} for cut in CUTS),
     "flexcfl": tuple({"groups": groups, "pretrain_scale": 1} for groups in (4, 2, 8)),
+    "flux": ({"eps_scaling": 1.0}, {"eps_scaling": 0.8}, {"eps_scaling": 1.2}),
     "ifca": tuple({"clusters": clusters} for clusters in (4, 2, 8)),
     "pacfl": CUTS,
     "per_fedavg": ({"alpha": 0.005}, {"alpha": 0.02}, {"alpha": 0.05}),
@@ -73,7 +74,7 @@ SETTINGS: Mapping[str, Sequence[Options]] = {
 
 def tasks(cells: Sequence[str], scale: str | None) -> dict[str, Config]:
     """Return the config of FedAvg in each cell, with validation scores, by the cell's name."""
-    (path,) = find_configs("arena")
+    (path,) = (path for path in find_configs("arena") if path.stem == "mnist")
     scenarios = {each.name: each for each in read_scenarios(path, ["evaluate_validation=true"], scale)}
     if unknown := [cell for cell in cells if cell not in scenarios]:
         raise SystemExit(f"there is no cell {unknown[0]}; there are {', '.join(scenarios)}")

@@ -86,6 +86,8 @@ CASES: Mapping[str, Settings] = {
     "privacy differential": {"algorithm.name": "fedavg", "privacy.clip_norm": 1.0, "privacy.noise_multiplier": 0.5},
     # who takes part
     "faults": {**CFL, "faults.dropout": 0.2, "faults.slow": 0.1, "faults.corrupt": 0.1},
+    "adversaries": {**CFL, "adversary.kind": "minmax", "adversary.share": 0.2},
+    "adversaries that poison": {**CFL, "adversary.kind": "label_flip", "adversary.share": 0.2},
     "sampled": {**CFL, "client_fraction": 0.5, "evaluate_every": 2},
     "newcomers": {**CFL, "newcomers.clients": 2, "newcomers.join_round": 3},
     "newcomers that leave": {"newcomers.clients": 2, "newcomers.join_round": 2, "newcomers.leave_round": 5},

@@ -18,9 +18,9 @@ from roles import linked
 
 import fedclade
 from fedclade.algorithms import ALGORITHMS, TRUTH
-from fedclade.channel import CentralPrivacy, Faults, Signature
+from fedclade.channel import Adversary, CentralPrivacy, Faults, Signature
 from fedclade.cli.app import app
-from fedclade.core import LocalTraining
+from fedclade.core import Aggregation, LocalTraining
 from fedclade.data import FilesSettings
 from fedclade.models import Parts
 from fedclade.report import cite_name
@@ -147,6 +147,7 @@ def config_page() -> str:
         "clients": data.pop("newcomers"),
         "samples_per_client": data.pop("newcomer_samples"),
         **_only(parameters(Churn), "join_round", "leave_round"),
+        "without_labels": ("False", "Whether `fedclade assign` does without newcomers' labels."),
     }
     data = {"name": data.pop("source"), **data}
     for not_there in ("seed", "data_dir", "source_arguments, partition_arguments, shift_arguments"):
@@ -155,6 +156,7 @@ def config_page() -> str:
     privacy = {
         "permute": of_run["permute"],
         "model": ("`'local'`", "Where noise is added: by clients, `local`, or on sums, `central`, in a simulation."),
+        "level": ("`'client'`", "Whom noise protects: a `client` with its data, or each `example` of it, by DP-SGD."),
         **parameters(CentralPrivacy),
         "min_cluster_size": of_run["min_cluster_size"],
     }
@@ -169,7 +171,9 @@ def config_page() -> str:
         ("[signature]", "", parameters(Signature)),
         ("[privacy]", "", privacy),
         ("[faults]", "", parameters(Faults)),
+        ("[adversary]", "See [robustness](../robustness.md).", parameters(Adversary)),
         ("[newcomers]", "", late),
+        ("[aggregate]", "See [robustness](../robustness.md).", parameters(Aggregation)),
         ("[presence]", "", _only(parameters(Churn), "trace", "round_seconds", "trace_period")),
     ]
     of_algorithms = [

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 
-from fedclade import APFL, CFL, Ditto, LocalTraining, Task
+from fedclade import APFL, CFL, Ditto, LocalTraining, Signature, Task
+from fedclade.algorithms import FLUX
 from fedclade.flower import LocalGrid, LocalNode, Network, client_app_from_config, federate
 from fedclade.flower.from_config import AppSettings, RunConfig
 from fedclade.flower.policy import Policy
@@ -53,6 +54,7 @@ def test_the_page_has_every_limit_of_a_client_with_its_default():
         "allow": '"train evaluate statistics"',
         "imports": '""',
         "max-partings": "a quarter of its training examples",
+        "max-clear": "half the parameters",
     }
     assert told == {key: shown.get(key, str(default)) for key, default in defaults.items()}
 
@@ -88,13 +90,17 @@ def test_messages_have_what_the_page_says(tmp_path: Path):
         ("ifca", False),
         ("fedsoft", False),
         ("flexcfl", False),
+        (FLUX(earliest=1, latest=1), False),
     ):
-        config = {"allow": "train evaluate gradients subspaces shifts"}
+        config = {"allow": "train evaluate gradients subspaces shifts descriptors"}
         config |= {"secret-file": str(secret)} if shares else {}
         nodes = {10 + k: LocalNode(app, {"partition-id": k, **config}) for k in range(4)}
         grid = LocalGrid(nodes, DATA)
         local = LocalTraining(epochs=1)
-        federate(grid, algorithm, "mclr", rounds=1, local=local, network=Network(clients=4), permute=shares)
+        federate(grid, algorithm, "mclr", rounds=2, local=local, network=Network(clients=4), permute=shares)
+    grid = LocalGrid({10 + k: LocalNode(app, {"partition-id": k}) for k in range(4)}, DATA)
+    network, signature = Network(clients=4, secure_aggregation=True), Signature(kind="projected", dim=64)
+    federate(grid, "cfl", "mclr", rounds=1, local=local, network=network, signature=signature)
     of_all = {"count", "means", "squares", "numbers", "labels"}
     (tmp_path / "all.csv").write_text("who,x,y\n" + "".join(f"{k % 2},{k}.5,{k % 3 % 2}\n" for k in range(60)))
     table_of_two = {"data.files": "all.csv", "data.client": "who", "data.target": "y", "data.standardize": "federated"}

@@ -133,6 +133,7 @@ class Fake(Clients):
                 lambda q: self.subspaces(q.ids, q.n_vectors, q.per_label),
                 lambda q: self.clients.ask(q),
                 lambda q: self.clients.ask(q),
+                lambda q: self.clients.ask(q),
             )
         )
 

@@ -21,6 +21,7 @@ from fedclade.algorithms import (
     APFL,
     CFL,
     FLHC,
+    FLUX,
     IFCA,
     PACFL,
     Algorithm,
@@ -53,9 +54,10 @@ from fedclade.algorithms import (
     train_clusters,
     train_root,
 )
-from fedclade.channel import DifferentialPrivacy, Faults, Signature
+from fedclade.channel import Adversary, DifferentialPrivacy, ExamplePrivacy, Faults, Signature
 from fedclade.clustering import Assignment, k_means
 from fedclade.core import (
+    Aggregation,
     CheckpointError,
     Clients,
     ConfigError,
@@ -119,9 +121,12 @@ __all__ = [
     "APFL",
     "CFL",
     "FLHC",
+    "FLUX",
     "IFCA",
     "PACFL",
     "Actors",
+    "Adversary",
+    "Aggregation",
     "Algorithm",
     "Assignment",
     "Callback",
@@ -136,6 +141,7 @@ __all__ = [
     "EngineError",
     "Evaluation",
     "Event",
+    "ExamplePrivacy",
     "Faults",
     "FeSEM",
     "FedAvg",

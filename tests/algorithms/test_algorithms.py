@@ -11,6 +11,7 @@ from fedclade import CFL, FLHC, ConfigError, FedAvg, FedGroup, Local, LocalTrain
 from fedclade.algorithms import (
     ALGORITHMS,
     APFL,
+    FLUX,
     IFCA,
     PACFL,
     Ditto,
@@ -62,6 +63,7 @@ def test_every_algorithm_can_be_built_by_its_name():
         "fedrc": FedRC,
         "pacfl": PACFL,
         "stocfl": StoCFL,
+        "flux": FLUX,
         "ditto": Ditto,
         "apfl": APFL,
         "pfedme": PFedMe,

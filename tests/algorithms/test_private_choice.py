@@ -108,7 +108,7 @@ def test_under_privacy_all_releases_are_composed():
     told = [event["about"] for event in made.events if event["kind"] == "private_release"]
     assert told == ["updates", "updates", "moments", "cells", "choice", "updates", "updates"]
     spent = made.summary["privacy"]
-    assert (spent["releases"], spent["level"]) == (7, "user")
+    assert (spent["releases"], spent["level"]) == (7, "client")
     assert spent["epsilon"] > 6
     assert made.summary["clusters"]["ari"] > 0.7
 

@@ -35,6 +35,7 @@ def test_nobody_there_is_an_answer_of_nobody():
     assert not spy.calls
     assert not clients.subspaces([0, 1], 2, per_label=False).any()
     assert clients.shifts([0, 1], 1, 0.2, by_label=False).tolist() == [False, False]
+    assert not clients.descriptors([0, 1], torch.zeros(28), 1).any()
 
 
 def test_test_data_are_evaluated_for_all_and_training_data_for_those_that_are_there():
@@ -48,5 +49,13 @@ def test_subspaces_of_those_that_are_away_are_zeros():
     _, clients, _ = spied({0})
     whole = spied(set())[1].subspaces([0, 1], 2, per_label=False)
     found = clients.subspaces([0, 1], 2, per_label=False)
+    assert not found[0].any()
+    assert torch.equal(found[1], whole[1])
+
+
+def test_descriptors_of_those_that_are_away_are_zeros():
+    _, clients, _ = spied({0})
+    whole = spied(set())[1].descriptors([0, 1], torch.zeros(28), 1)
+    found = clients.descriptors([0, 1], torch.zeros(28), 1)
     assert not found[0].any()
     assert torch.equal(found[1], whole[1])

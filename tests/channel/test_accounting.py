@@ -82,4 +82,4 @@ def test_a_ledger_of_updates_agrees_with_dp_accountings_composition(tmp_path):
         ledger.book(10.0 + number, "run", number)
     events = [dp_accounting.GaussianDpEvent(10.0 + number) for number in range(6)]
     assert ledger.spent(DELTA) == pytest.approx(accountant(*events), abs=1e-3)
-    assert '"level": "user"' in ledger.path.read_text()
+    assert '"level": "client"' in ledger.path.read_text()

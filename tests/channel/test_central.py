@@ -11,12 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedclade import CFL, ConfigError, FedAvg, LocalTraining, Oracle, simulate
-from fedclade.channel import Aggregating, Answering, CentralPrivacy, Channel, keyed_noise, mechanism
+from fedclade import CFL, Adversary, Aggregation, ConfigError, FedAvg, LocalTraining, Oracle, simulate
+from fedclade.channel import Answering, CentralPrivacy, Channel, NoisySums, check_local, keyed_noise, mechanism_of
 from fedclade.channel.accounting import Release, composed_epsilon, share_at_random
-from fedclade.channel.central import check_local
 from fedclade.channel.privacy import DifferentialPrivacy, system_noise
 from fedclade.channel.streaming import Streaming
+from fedclade.config import check_config
 from fedclade.core import SENSITIVITY, Cells, Choice, Moments, PrivateRelease, Round, UpdateQuery
 from fedclade.runs import Backend
 from tests.tiny import ScriptedClients, federation_of, linear
@@ -47,9 +47,9 @@ def updates_of(clients: ScriptedClients) -> torch.Tensor:
     return clients.train(list(range(N)), torch.zeros(1, S), [0] * N, ROUND).required_deltas
 
 
-def central(privacy=PRIVACY, noise=None, sampling=1.0) -> tuple[Channel, Aggregating]:
-    aggregating = Aggregating(privacy, sampling)
-    return Channel(scripted(), Answering(privacy, noise or keyed_noise(KEYS)), Streaming(), aggregating), aggregating
+def central(privacy=PRIVACY, noise=None, sampling=1.0) -> tuple[Channel, NoisySums]:
+    noisy_sums = NoisySums(privacy, sampling)
+    return Channel(scripted(), Answering(privacy, noise or keyed_noise(KEYS)), Streaming(), noisy_sums), noisy_sums
 
 
 def train(clients, this_round=ROUND, groups=1):
@@ -76,9 +76,9 @@ def test_a_setting_out_of_range_is_named(name, value, rule):
 
 
 def test_what_a_section_says_is_one_model_of_privacy():
-    assert mechanism({}) is None
-    assert isinstance(mechanism({"clip_norm": 1.0}), DifferentialPrivacy)
-    made = mechanism({"model": "central", "clip_norm": 1.0, "signature_epsilon": 3.0, "signature_noise": None})
+    assert mechanism_of({}) is None
+    assert isinstance(mechanism_of({"clip_norm": 1.0}), DifferentialPrivacy)
+    made = mechanism_of({"model": "central", "clip_norm": 1.0, "signature_epsilon": 3.0, "signature_noise": None})
     assert made == CentralPrivacy(clip_norm=1.0, signature_epsilon=3.0)
     for section, message in [
         ({"model": "both"}, "privacy.model should be 'local' or 'central', got 'both'"),
@@ -86,12 +86,16 @@ def test_what_a_section_says_is_one_model_of_privacy():
         ({"signature_epsilon": 1.0}, 'privacy.signature_epsilon should be left out without model = "central", got 1.0'),
         ({"model": "central"}, 'privacy.clip_norm should be set where privacy.model = "central", got None'),
         (
+            {"model": "central", "clip_norm": 1.0, "level": "example"},
+            "privacy.level should be client where privacy.model = \"central\", got 'example'",
+        ),
+        (
             {"model": "central", "clip_norm": 1.0, "permute": True},
             'privacy.permute should be false where privacy.model = "central", got True',
         ),
     ]:
         with pytest.raises(ConfigError, match=message):
-            mechanism(section)
+            mechanism_of(section)
 
 
 def test_a_network_refuses_central_privacy():
@@ -113,7 +117,7 @@ def test_the_server_gets_the_sum_of_clipped_updates_and_nothing_of_single_ones()
 
 
 def test_the_noise_on_a_sum_has_standard_deviation_z_times_c_and_repeats():
-    clients, aggregating = central()
+    clients, noisy_sums = central()
     quiet, _ = central(CentralPrivacy(clip_norm=0.5))
     noise = torch.cat(
         [train(clients, replace(ROUND, number=n)).sums.groups - train(quiet).sums.groups for n in range(1, 101)]
@@ -122,8 +126,8 @@ def test_the_noise_on_a_sum_has_standard_deviation_z_times_c_and_repeats():
     assert abs(float(noise.mean())) < 0.06
     again = train(central()[0], replace(ROUND, number=1)).sums.groups
     assert torch.equal(again - train(quiet).sums.groups, noise[:1])
-    assert aggregating.told()[0] == PrivateRelease(0, "updates", noise_multiplier=2.0)
-    assert aggregating.told() == ()
+    assert noisy_sums.told()[0] == PrivateRelease(0, "updates", noise_multiplier=2.0)
+    assert noisy_sums.told() == ()
 
 
 def test_two_clusters_get_noise_of_their_own():
@@ -136,10 +140,10 @@ def test_the_sum_of_sampled_clients_is_divided_by_how_many_were_expected():
     """So the mean of what came, 12 clients where 24 were expected, is half of it."""
     quiet = CentralPrivacy(clip_norm=0.5)
     plain = train(central(quiet)[0]).sums.groups
-    clients, aggregating = central(quiet, sampling=0.25)
+    clients, noisy_sums = central(quiet, sampling=0.25)
     sampled = train(clients, replace(ROUND, expected=dict.fromkeys(range(N), 24.0)))
     torch.testing.assert_close(sampled.sums.groups, plain / 2)
-    assert aggregating.told()[0].sampling == 0.25
+    assert noisy_sums.told()[0].sampling == 0.25
 
 
 def test_what_is_not_covered_is_refused():
@@ -147,6 +151,7 @@ def test_what_is_not_covered_is_refused():
     for call in (
         lambda: clients.evaluate([0], torch.zeros(1, S), [0], "train"),
         lambda: clients.subspaces([0], 1, False),
+        lambda: clients.descriptors([0], torch.zeros(1, S), 1),
         lambda: clients.shifts([0], 1, 0.1, True),
     ):
         with pytest.raises(ConfigError, match="clients with differential privacy do not tell"):
@@ -202,7 +207,7 @@ def test_the_noise_on_sums_of_questions_is_measured_by_half_the_sensitivity():
 
 def test_clients_train_once_for_all_questions_of_a_round():
     script = Counted(scripted().deltas)
-    clients = Channel(script, Answering(PRIVACY, keyed_noise(KEYS)), Streaming(), Aggregating(PRIVACY))
+    clients = Channel(script, Answering(PRIVACY, keyed_noise(KEYS)), Streaming(), NoisySums(PRIVACY))
     ask(clients, Moments(0, R))
     ask(clients, Choice(0, R, EYE, torch.eye(3, dtype=torch.float64)))
     assert script.trained == 1
@@ -252,7 +257,7 @@ def test_fedavg_with_central_privacy_moves_by_the_mean_of_clipped_updates():
         FedAvg(), linear(), federation, rounds=2, privacy=CentralPrivacy(clip_norm=0.1, noise_multiplier=3.0)
     )
     spent = run.summary["privacy"]
-    assert spent["level"] == "user"
+    assert spent["level"] == "client"
     assert spent["releases"] == 2
     assert (
         spent["epsilon"]
@@ -290,7 +295,35 @@ def test_what_looks_at_single_updates_is_refused():
     with pytest.raises(ConfigError, match=r"privacy\.permute should be false with central privacy"):
         simulate(FedAvg(), linear(), federation_of([0, 0]), rounds=1, privacy=privacy, permute=True)
     with pytest.raises(ConfigError, match="gives the server sums alone; set stream = true"):
-        train(Channel(scripted(), Answering(PRIVACY, keyed_noise(KEYS)), Aggregating(PRIVACY)))
+        train(Channel(scripted(), Answering(PRIVACY, keyed_noise(KEYS)), NoisySums(PRIVACY)))
+
+
+def test_rules_and_limits_that_look_at_single_updates_are_refused():
+    privacy, why = CentralPrivacy(clip_norm=0.1), "rules and limits of .aggregate. look at updates of single clients"
+    for aggregation in (Aggregation(rule="median"), Aggregation(largest_norm=3.0)):
+        with pytest.raises(ConfigError, match=why):
+            simulate(FedAvg(), linear(), federation_of([0, 0, 0]), rounds=1, privacy=privacy, aggregate=aggregation)
+
+
+def test_adversaries_that_see_single_updates_are_refused_and_lies_of_others_are_clipped():
+    privacy, federation = CentralPrivacy(clip_norm=0.1), federation_of([0] * 4)
+    why = r'privacy\.model = "central": adversaries of kind \'ipm\' see the updates of others, and nobody does'
+    with pytest.raises(ConfigError, match=why):
+        simulate(
+            *(FedAvg(), linear(), federation),
+            **{"rounds": 1, "privacy": privacy, "adversary": Adversary(kind="ipm", share=0.5)},
+        )
+    section = {"model": "central", "clip_norm": 0.1}
+    with pytest.raises(ConfigError, match=why):
+        check_config({"privacy": section, "adversary": {"kind": "ipm", "share": 0.5}})
+    honest, lied = (
+        simulate(FedAvg(), linear(), federation, rounds=1, privacy=privacy, adversary=adversary).tree.nodes[0].params
+        for adversary in (None, Adversary(kind="scaled", share=0.25, factor=1e6, size=10**6))
+    )
+    assert torch.allclose(honest, lied, atol=1e-6)  # the lie is as long as C, and counts once, as the truth does
+    flipped = Adversary(kind="sign_flip", share=0.25)
+    other = simulate(FedAvg(), linear(), federation, rounds=1, privacy=privacy, adversary=flipped).tree.nodes[0].params
+    assert 0.01 < float((honest - other).norm()) <= 0.1 * 2 / 4 + 1e-6
 
 
 def test_the_oracle_trains_by_sums_of_its_clusters():

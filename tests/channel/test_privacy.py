@@ -184,6 +184,8 @@ def test_training_losses_are_refused_and_other_scores_are_not():
         behind.subspaces([0, 1], 2, False)
     with pytest.raises(ConfigError, match="do not tell shifts of their data"):
         behind.shifts([0, 1], 1, 0.2, False)
+    with pytest.raises(ConfigError, match="do not tell descriptors of their data"):
+        behind.descriptors([0, 1], params, 1)
 
 
 # A real client
@@ -237,7 +239,7 @@ def test_a_run_states_what_its_clients_spent():
     run = run_of()
     assert run.summary["privacy"] == {
         **{"epsilon": PRIVACY.epsilon(3), "delta": 1e-5, "clip_norm": 2.0, "noise_multiplier": 0.5, "releases": 3},
-        **{"level": "user", "towards": "everybody"},
+        **{"level": "client", "towards": "everybody"},
     }
     assert run.config["privacy"] == {"permute": False, "clip_norm": 2.0, "noise_multiplier": 0.5, "delta": 1e-5}
     assert [row["train_loss"] for row in run.metric_rows] == [None] * 3
@@ -289,6 +291,7 @@ def test_privacy_goes_with_permutation_and_faults():
         ("ifca", "training losses that IFCA"),
         ("fedem", "the component that they weigh most that FedEM"),
         ("pacfl", "subspaces.*PACFL"),
+        ("flux", "training accuracies and descriptors.*FLUX"),
     ],
 )
 def test_an_algorithm_that_asks_for_more_is_refused_before_the_run(algorithm, what):

@@ -88,6 +88,9 @@ def test_newcomers_are_read_and_there_are_none_by_default():
     assert check_config({}).newcomers == Newcomers(clients=0, samples_per_client=None)
     config = check_config({"newcomers": {"clients": 3, "samples_per_client": 40}, "data": {"clients": 5}})
     assert config.newcomers == Newcomers(clients=3, samples_per_client=40)
+    assert "without_labels" not in config.as_dict()["newcomers"]
+    blind = check_config({"newcomers": {"clients": 3, "without_labels": True}, "data": {"clients": 5}})
+    assert blind.as_dict()["newcomers"]["without_labels"] is True
     assert check_config(config.as_dict()) == config
     late = config.federation().newcomers
     assert late is not None

@@ -30,6 +30,7 @@ def same(some: Federation, others: Federation) -> bool:
     return all(np.array_equal(getattr(a, s), getattr(b, s)) for a, b in pairs for s in splits)
 
 
+OWN = {"partition": "dirichlet", "partition_arguments": {"tests": "own"}}
 WAYS = [{"samples_per_client": 50}, {}, {"partition": "label_groups", "shift": "none"}]
 
 
@@ -80,6 +81,14 @@ def test_where_everything_is_shared_out_all_have_the_same_share_and_the_seed_dra
 def held_back(seed: int) -> Federation:
     arguments = {"partition": "natural", "source": "synthetic", "seed": seed}
     return loaded(clients=4, newcomers=3, **arguments)[1]
+
+
+def test_what_clients_were_tested_on_is_not_given_to_newcomers_again():
+    federation, late = loaded(**OWN, samples_per_client=100)
+    everyone = [*federation.clients, *late.clients]
+    every = np.concatenate([indices for client in everyone for indices in (client.train, client.test)])
+    assert len(every) == len(np.unique(every))
+    assert np.isin(every, federation.pool.test).any(), "which is shared out as well"
 
 
 def test_natural_newcomers_are_other_people():

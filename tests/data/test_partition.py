@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.reference import pfllib_dirichlet
 from tests.reference.power_law import examples_of_each
 
 from fedclade.core import rng
@@ -106,6 +107,22 @@ def test_dirichlet_is_more_skewed_the_smaller_alpha_is() -> None:
         return float(np.mean([np.bincount(DIGITS.groups[part]).max() / len(part) for part in parts.indices]))
 
     assert largest_share(1000) < 0.15 < 0.25 < largest_share(0.1)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_balanced_dirichlet_with_tests_of_clients_own_is_that_of_pfllib(seed: int) -> None:
+    """Literal reference: the same draws give every client the same number of each label, to within rounding."""
+    more = {"alpha": 0.1, "min_samples": 20, "balanced": True, "tests": "own"}
+    parts = partition_pool(DIGITS, "dirichlet", clients=10, seed=seed, **more)
+    check_cover(DIGITS, parts, 10)
+    assert (sum(sizes(parts)), parts.test) == (1797, "own"), "the test split, too"
+    shares = np.random.default_rng(int(rng.generator(seed, "flwr-datasets").integers(2**31)))
+    there = np.bincount(DIGITS.groups).tolist()
+    expected = pfllib_dirichlet.examples_of_each(there, 10, lambda: shares.dirichlet([0.1] * 10), least_samples=20)
+    found = [np.bincount(DIGITS.groups[part], minlength=10) for part in parts.indices]
+    assert np.abs(np.array(found) - expected).max() <= 1
+    alone = partition_pool(DIGITS, "dirichlet", clients=10, seed=seed, **{**more, "balanced": False, "min_samples": 0})
+    assert max(sizes(parts)) < max(sizes(alone))
 
 
 def test_shards_hold_at_most_two_labels_each() -> None:
@@ -210,6 +227,7 @@ def test_every_partition_has_a_one_line_description() -> None:
         ("dirichlet", {"alhpa": 1.0}, "unknown key of partition 'dirichlet': 'alhpa'; did you mean 'alpha'"),
         ("dirichlet", {"alpha": 0.0}, "alpha should be above 0, got 0.0"),
         ("dirichlet", {"min_samples": -1}, "min_samples should be at least 0, got -1"),
+        ("dirichlet", {"tests": "parts"}, "tests of partition 'dirichlet' should be 'matched' or 'own', got 'parts'"),
         ("iid", {"clients": 0}, "clients should be at least 1, got 0"),
         ("iid", {"clients": None}, "clients should be at least 1, got None"),
         ("iid", {"samples_per_client": 0}, "samples_per_client should be at least 1, got 0"),
@@ -265,6 +283,11 @@ def test_natural_min_samples(make_pool: MakePool) -> None:
             "power_law",
             {"clients": 90, "samples_per_client": 20},
             "90 clients with 20 training examples each need 1800, but digits has 1797",
+        ),
+        (
+            "dirichlet",
+            {"clients": 1798, "tests": "own"},
+            "1798 clients with 1 training examples each need 1798, but digits has 1797",
         ),
         (
             "dirichlet",

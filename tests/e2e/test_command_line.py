@@ -281,6 +281,21 @@ def test_assign_prints_one_table_and_keeps_it(fedclade: Callable[..., Outcome], 
     assert fedclade("assign", "held", "--out", "again.json").code == 0
     assert json.loads(Path("again.json").read_text()) == told, "the same again"
     assert Run.load(with_newcomers).summary["rounds"] == 4, "the folder is still read"
+    assert {row["by"] for row in told["newcomers"]} == {"similarity"}
+
+
+def test_assign_does_without_labels_where_it_is_told_to_or_the_config_says_so(
+    fedclade: Callable[..., Outcome], with_newcomers: Path, held_run: Run
+):
+    outcome = fedclade("assign", "held", "--without-labels", "--out", "blind.json")
+    assert outcome.code == 0, outcome.err
+    blind = json.loads(Path("blind.json").read_text())
+    assert {row["by"] for row in blind["newcomers"]} == {"distance"}
+    section = {**held_run.config["newcomers"], "without_labels": True}
+    replace(held_run, config={**held_run.config, "newcomers": section}).save(with_newcomers.parent / "blind")
+    outcome = fedclade("assign", "blind", "--out", "again.json")
+    assert outcome.code == 0, outcome.err
+    assert json.loads(Path("again.json").read_text()) == blind
 
 
 def test_assign_takes_the_clients_of_another_config(fedclade: Callable[..., Outcome], with_newcomers: Path):

@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from fedclade import LocalTraining, ModelError, Run, Signature, simulate
+from fedclade import Aggregation, LocalTraining, ModelError, Run, Signature, simulate
 from fedclade.algorithms import (
     APFL,
     CFL,
     FLHC,
+    FLUX,
     IFCA,
     PACFL,
     Algorithm,
@@ -69,6 +70,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "fedrc": FedRC(clusters=2),
     "pacfl": PACFL(n_clusters=2),
     "stocfl": StoCFL(tau=0.3, anchor_epochs=3),
+    "flux": FLUX(earliest=1, latest=2),
     "ditto": Ditto(),
     "apfl": APFL(adaptive=True),
     "pfedme": PFedMe(),
@@ -116,6 +118,23 @@ def test_every_algorithm_runs_over_a_grid_as_in_a_simulation(name: str):
 @pytest.mark.parametrize("name", ["cfl", "fedgroup", "ifca", "ditto", "fedrc"])
 def test_a_client_fraction_draws_the_same_clients(name: str):
     same(*both(ALGORITHMS[name], client_fraction=0.5))
+
+
+@pytest.mark.parametrize("rule", ["median", "multi_krum", "geometric_median"])
+@pytest.mark.parametrize("name", ["cfl", "fesem", "scaffold", "fedrc"])
+def test_robust_rules_are_the_same(name: str, rule: Any):
+    same(*both(ALGORITHMS[name], aggregate=Aggregation(rule=rule, mixing=name == "cfl")))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_limits_are_the_same(stream: bool):
+    tight = Aggregation(largest_weight=1.0, largest_norm=1.15, clip_above=1.02)
+    projected = Signature(kind="projected", dim=16)
+    here, there = both(ALGORITHMS["cfl"], aggregate=tight, signature=projected, stream=stream, rounds=2)
+    assert "limited" in {event["kind"] for event in here.events}
+    if stream:  # which measures by what has arrived so far
+        return
+    same(here, there)
 
 
 @pytest.mark.parametrize("name", ["cfl", "fl_hc", "fedavg", "rcfl", "fedrc"])

@@ -99,7 +99,8 @@ def test_so_is_a_model_that_is_unknown_and_a_private_client_without_a_folder():
 
 
 def test_what_a_node_config_leaves_out_is_none(tmp_path: Path):
-    assert node_settings(context_of()) == {"number": None, "folder": None, "secret": None, "policy": Policy()}
+    none = dict.fromkeys(("number", "folder", "secret", "peers"))
+    assert node_settings(context_of()) == {**none, "policy": Policy()}
     assert node_settings(context_of(**{"partition-id": 3}))["number"] == 3
     assert node_settings(context_of(folder=str(tmp_path / "a" / "b")))["folder"] == tmp_path / "a" / "b"
     assert (tmp_path / "a" / "b").is_dir()

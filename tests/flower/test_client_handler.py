@@ -358,6 +358,7 @@ def test_its_noise_is_its_own_and_never_the_same(tmp_path: Path):
     [
         ({"what": "evaluate", "split": "train", "sent": {"0": MODEL}}, "training losses"),
         ({"what": "subspaces", "vectors": 2, "per_label": True}, "subspaces of their data"),
+        ({"what": "descriptors", "seed": 1, "components": 2, "per_label": True}, "descriptors of their data"),
     ],
 )
 def test_a_private_client_does_not_tell(question: dict[str, Any], what: str, tmp_path: Path):

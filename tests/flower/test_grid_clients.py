@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedclade import Signature
-from fedclade.algorithms import IFCA, PACFL, Ditto, FedAvg, FineTune, Local
+from fedclade.algorithms import FLUX, IFCA, PACFL, Ditto, FedAvg, FineTune, Local
 from fedclade.channel.encoding import ENCODINGS, encoded_bytes
 from fedclade.core import KEEPS_NONE, ParameterTree, UpdateError
 from fedclade.core.params import Layout
@@ -41,7 +41,7 @@ from tests.flower.grids import (
     spoil,
     worded,
 )
-from tests.tiny import federation_of, perceptron
+from tests.tiny import LABELS, federation_of, perceptron
 
 LAYOUT = Layout.of(perceptron())
 BAD = 2
@@ -220,6 +220,20 @@ def test_subspaces_that_are_none_are_asked_for_again_and_then_left_out():
         run = federated(grid, PACFL(n_clusters=2), rounds=2)
         assert reasons(run) == {BAD: "dropped out"}
         assert sorted(client for leaf in run.tree.leaves for client in leaf.members) == [0, 1, 3]
+
+
+def test_descriptors_that_are_none_are_asked_for_again_and_then_left_out():
+    shape = (2 + 2 + 2 * LABELS) * LABELS
+    for change in (
+        vectors(descriptor=Array("float32", (3,), RAW, bytes(12))),
+        vectors(),
+        vectors(descriptor=Array("float32", (shape,), RAW, torch.full((shape,), math.nan).numpy().tobytes())),
+    ):
+        grid = grid_of(federation_of(FOUR), config=ALL_ALLOWED)
+        spoil(grid, BAD, "descriptors", change)
+        run = federated(grid, FLUX(earliest=1, latest=1), rounds=2)
+        assert reasons(run) == {BAD: "dropped out"}
+        assert run.tree.leaf_of[BAD] == 0
 
 
 def test_nobody_who_answers_in_a_round_ends_the_run_and_says_why(tmp_path: Path):

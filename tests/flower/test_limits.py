@@ -11,13 +11,11 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 
-from fedclade import Signature
+from fedclade import Aggregation, Signature
 from fedclade.algorithms import CFL, FedAvg, ReplicatedCFL
 from fedclade.core.errors import ConfigError
 from fedclade.core.params import Layout
-from fedclade.core.updates import Updates
 from fedclade.flower import LocalGrid, Network
-from fedclade.flower.limits import StartModel, UpdateLimits
 from fedclade.flower.wire import RAW
 from tests.flower.grids import federated, grid_of, network_of, node_of, reasons, spoil, worded
 from tests.flower.test_connected import same
@@ -117,67 +115,6 @@ def test_the_parts_that_clusters_are_found_by_are_measured_too():
     assert queries == {"train"}
 
 
-def test_who_is_asked_again_alone_is_measured_by_the_others():
-    """Of one update there is no median: those of the first time still count."""
-    limits = UpdateLimits(math.inf, 20.0)
-    starts = dict.fromkeys(range(5), StartModel("model", (0.0, 0.0)))
-    limits.begin(("train", "train", 1), starts)
-    first = limits.admit(updates_of({0: 1.0, 1: 1.1, 2: 900.0, 3: 0.9}))
-    assert first.ids == (0, 1, 3)
-    limits.begin(("train", "train", 1), {2: starts[2]})
-    again = limits.admit(updates_of({2: 900.0}))
-    assert again.ids == ()
-    assert again.left_out == {2: "norm 900, more than 20 times its cluster's median, 1"}
-    limits.begin(("train", "train", 2), {2: starts[2]})
-    assert limits.admit(updates_of({2: 900.0})).ids == (2,)  # another round: nothing to measure it by
-
-
-def updates_of(norms: dict[int, float], buffers: float = 0.0) -> Updates:
-    deltas = torch.tensor([[norm, 0.0, buffers] for norm in norms.values()])
-    return Updates.received(list(norms), [1] * len(norms), deltas, 2, torch.zeros(len(norms)), 1)
-
-
-def test_in_a_cluster_of_two_the_measure_is_the_model_or_all_others():
-    limits = UpdateLimits(math.inf, 20.0)
-    starts = {0: StartModel("a", (2.0, 0.0)), 1: StartModel("a", (2.0, 0.0))}
-    limits.begin("q", starts)
-    found = limits.admit(updates_of({0: 1.0, 1: 41.0}))
-    assert found.left_out == {1: "norm 41, more than 20 times what it began with, 2"}
-    others = {client: StartModel("b", (0.0, 0.0)) for client in (2, 3, 4)}
-    limits.begin("r", starts | others)
-    assert limits.admit(updates_of({2: 3.0, 3: 3.0, 4: 3.0, 0: 1.0, 1: 41.0})).left_out == {}
-
-
-def test_buffers_are_measured_by_themselves():
-    limits = UpdateLimits(math.inf, 20.0)
-    limits.begin("q", dict.fromkeys(range(4), StartModel("a", (1.0, 1.0))))
-    assert limits.admit(updates_of(dict.fromkeys((0, 1, 2), 1.0), buffers=0.5)).left_out == {}
-    assert limits.admit(updates_of({3: 1.0}, buffers=11.0)).left_out == {
-        3: "norm of its buffers 11, more than 20 times its cluster's median, 0.5"
-    }
-
-
-def test_without_anything_to_measure_by_nobody_is_left_out():
-    limits = UpdateLimits(math.inf, 20.0)
-    limits.begin("q", dict.fromkeys(range(2), StartModel("zeros", (0.0, 0.0))))
-    assert limits.admit(updates_of({0: 1.0, 1: 1e6})).ids == (0, 1)
-
-
-def test_weights_within_the_limit_stay_as_they_are(caplog: pytest.LogCaptureFixture):
-    limits = UpdateLimits(10.0, 10.0)
-    assert limits.weights({0: 5, 1: 50, 2: 51, 3: 1}) == {0: 5, 1: 50, 2: 50, 3: 1}
-    assert limits.weights({0: 10**9}) == {0: 10**9}
-    assert limits.weights({}) == {}
-    assert UpdateLimits(math.inf, 10.0).weights({0: 1, 1: 10**9}) == {0: 1, 1: 10**9}
-    caplog.clear()
-    for _ in range(2):  # it is told once, though it is looked up again and again
-        limits.weights({0: 5, 1: 5, 7: 10**9})
-    assert caplog.messages == [
-        "client 7 says that it has 1000000000 training examples, and counts with 50: 10 times as many as the median "
-        "client (network.largest_weight)"
-    ]
-
-
 @pytest.mark.parametrize("algorithm", [FedAvg(), CFL(split_rounds=(2,), eps2=1e-6)])
 def test_honest_clients_do_not_notice(algorithm: Any):
     federation = federation_of((0, 1, 0, 1, 0, 1), sizes=[12, 24, 48, 24, 24, 40])
@@ -186,6 +123,32 @@ def test_honest_clients_do_not_notice(algorithm: Any):
     assert reasons(with_doors) == {}
     without = federated(grid, algorithm, network=open_network(grid))
     same(with_doors, without)
+
+
+def test_a_robust_rule_needs_no_limits():
+    """A client that sends −1,000 times its update moves the median no further than its going would."""
+    federation, loud = federation_of(ONE_CLUSTER), lying_grid(scaled(-1000.0))
+    open_, median = Aggregation(rule="mean", clip_above=math.inf), Aggregation(rule="median", clip_above=math.inf)
+    far = federated(loud, FedAvg(), rounds=2, network=open_network(loud), aggregate=open_)
+    loud = lying_grid(scaled(-1000.0))
+    near = federated(loud, FedAvg(), rounds=2, network=open_network(loud), aggregate=median)
+    honest = federated(grid_of(federation), FedAvg(), rounds=2, aggregate=median)
+    assert distance(far, honest) > 50
+    assert distance(near, honest) < 0.5
+
+
+def test_an_update_ten_times_as_long_is_shortened():
+    run = federated(lying_grid(scaled(-10.0)), FedAvg(), rounds=2)
+    limited = [event["clients"] for event in run.events if event["kind"] == "limited"]
+    assert [list(clients) for clients in limited] == [[str(BAD)]] * 2
+    assert all("shortened to 5 times its cluster's median" in clients[str(BAD)] for clients in limited)
+    assert reasons(run) == {}
+
+
+def test_what_aggregate_says_wins_over_the_network():
+    grid = lying_grid(scaled(1000.0))
+    without = Aggregation(largest_norm=math.inf, largest_weight=math.inf)
+    assert reasons(federated(grid, FedAvg(), rounds=1, aggregate=without)) == {}
 
 
 def test_limits_are_checked():

@@ -24,7 +24,7 @@ RATES = torch.full((3, 2), 0.5, dtype=torch.float64)
 
 def content(**changes) -> Content:
     query = UpdateQuery([1], "train", MODELS, [0], Round(1, LocalTraining()), mixture=Mixture(True, RATES))
-    [vectors] = ModelsSent.of(query, 4).vectors.values()
+    [vectors] = ModelsSent.of(query).vectors.values()
     return Content(as_values(query) | changes, {name: array.data for name, array in vectors.items()})
 
 

@@ -14,7 +14,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 
 from fedclade import LocalTraining
-from fedclade.algorithms import ALGORITHMS, CFL, IFCA, PACFL, FedAvg, FlexCFL, build_algorithm
+from fedclade.algorithms import ALGORITHMS, CFL, FLUX, IFCA, PACFL, FedAvg, FlexCFL, build_algorithm
 from fedclade.channel.ledger import Budget
 from fedclade.channel.privacy import DifferentialPrivacy
 from fedclade.core.errors import ConfigError, PolicyError, UpdateError
@@ -26,7 +26,7 @@ from fedclade.flower.usage import Usage
 from fedclade.flower.wire import Content
 from tests.flower.grids import CFL_OF_TWO, FOUR, LOCAL, app_of, federated, grid_of, handler_of, node_of, reasons
 from tests.flower.test_client_handler import MODEL, SECRET, ask
-from tests.tiny import federation_of
+from tests.tiny import LABELS, federation_of
 
 EXAMPLES = 24
 """Of each client."""
@@ -99,6 +99,20 @@ def test_whether_its_labels_have_shifted_is_told_where_it_is_allowed_and_possibl
         ask(client, "shifts", {}, round=2, share=-1.0, by_label=True)
     with pytest.raises(PolicyError, match="forbids the question 'shifts'"):
         ask(handler_of(), "shifts", {}, round=2, share=0.2, by_label=True)
+
+
+def test_its_data_is_described_where_it_is_allowed_by_few_components_and_of_enough_examples():
+    client, how = handler_of(policy=Policy(allow=("descriptors",))), {"seed": 1, "per_label": True}
+    descriptor = ask(client, "descriptors", components=3, **how).vector("descriptor")
+    assert len(descriptor) == 4 * 3 * (2 + 2 + 2 * LABELS)
+    with pytest.raises(PolicyError, match=r"forbids 101 components of a descriptor, at most 100 .max-components"):
+        ask(client, "descriptors", components=101, **how)
+    with pytest.raises(UpdateError, match="asked for -1 components of a descriptor by seed 1"):
+        ask(client, "descriptors", components=-1, **how)
+    with pytest.raises(PolicyError, match=r"forbids sums of 24 training examples, of which there must be at least 30"):
+        ask(handler_of(policy=Policy(allow=("descriptors",), min_part=30)), "descriptors", components=3, **how)
+    with pytest.raises(PolicyError, match="forbids the question 'descriptors'"):
+        ask(handler_of(), "descriptors", components=3, **how)
 
 
 def test_a_client_that_comes_back_with_other_labels_says_so_once(tmp_path: Path):
@@ -174,8 +188,11 @@ def test_a_damaged_count_keeps_everything_back(text: str, tmp_path: Path):
 
 def test_a_policy_is_in_the_node_config():
     config = {"allow": "train, gradients", "max-epochs": 7, "min-part": 2, "max-partings": 0, "num-partitions": 4}
+    config |= {"secure-aggregation": True, "min-group": 5}
     policy = node_settings(Context(1, 100, config, RecordDict(), {}))["policy"]
-    assert policy == Policy(allow=("train", "gradients"), max_epochs=7, min_part=2, max_partings=0)
+    assert policy == Policy(
+        allow=("train", "gradients"), max_epochs=7, min_part=2, max_partings=0, secure_aggregation=True, min_group=5
+    )
 
 
 @pytest.mark.parametrize(
@@ -189,6 +206,8 @@ def test_a_policy_is_in_the_node_config():
         ({"max-epochs": True}, "max-epochs in the node config should be a whole number, got True"),
         ({"max-epochs": 0, "min-part": -1}, "(?s)max-epochs should be at least 1, got 0.*min-part should be at least"),
         ({"max-releases": -1}, "max-releases should be at least 0, got -1"),
+        ({"min-group": 0}, "min-group should be at least 1, got 0"),
+        ({"secure-aggregation": 1}, "secure-aggregation in the node config should be true or false, got 1"),
     ],
 )
 def test_a_policy_that_is_none_is_refused_and_not_left_out(config: dict[str, Any], why: str):
@@ -214,7 +233,7 @@ def test_what_it_refuses_it_logs(caplog: pytest.LogCaptureFixture):
     assert caplog.messages == 2 * [f"refused train: {why}"]
 
 
-OTHERS = ("pacfl", "flexcfl", "fedbn", "fedbuff", "private_choice")
+OTHERS = ("pacfl", "flexcfl", "flux", "fedbn", "fedbuff", "private_choice")
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in OTHERS])
@@ -236,6 +255,7 @@ def test_the_defaults_let_every_algorithm_run_with_its_defaults(name: str):
         (IFCA(clusters=2, average="gradients"), "gradients"),
         (PACFL(n_clusters=2), "subspaces"),
         (FlexCFL(groups=2), "shifts"),
+        (FLUX(earliest=1, latest=1), "descriptors"),
     ],
 )
 def test_what_nobody_allows_ends_the_run_with_one_clear_error_on_both_sides(

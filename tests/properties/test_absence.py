@@ -33,7 +33,8 @@ from fedclade import (
     Scaffold,
     StoCFL,
 )
-from fedclade.algorithms import State
+from fedclade.algorithms import FLUX, State
+from fedclade.core import DescriptorQuery
 from fedclade.core.queries import Round
 from fedclade.core.updates import DROPPED_OUT, Updates
 from tests.tiny import Around, Attended, federation_of, linear, replicating
@@ -60,6 +61,8 @@ ALGORITHMS = [
     FeSEM(clusters=3),
     FedSoft(clusters=3, selection=4),
     StoCFL(tau=0.5, anchor_epochs=1),
+    FLUX(earliest=1, latest=2),
+    FLUX(earliest=1, latest=2, clusters=3),
     FedDrift(step_rounds=1, delta=0.1),
     FedDrift(step_rounds=1, start="together", eager=True, delta=0.02, models=3),
     FedRC(clusters=3),
@@ -89,6 +92,13 @@ class Flaky(Around):
     def subspaces(self, ids, n_vectors, per_label):
         vectors = self.clients.subspaces(ids, n_vectors, per_label)
         return vectors * torch.from_numpy(self.draw.random(len(ids)) < self.present[list(ids)])[:, None, None, None]
+
+    def ask(self, query):
+        found = super().ask(query)
+        if isinstance(query, DescriptorQuery):
+            answers = self.draw.random(len(query.ids)) < self.present[list(query.ids)]
+            found = found * torch.from_numpy(answers)[:, None, None]
+        return found
 
     def some(self, ask, ids, models, assignment, this_round, anchors=None) -> Updates:
         answers = self.draw.random(len(ids)) < self.present[list(ids)]

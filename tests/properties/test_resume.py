@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from fedclade import CFL, LocalTraining, RunInterrupted, Signature, simulate
+from fedclade import CFL, ExamplePrivacy, LocalTraining, RunInterrupted, Signature, simulate
 from fedclade.algorithms import ALGORITHMS, build_algorithm
 from fedclade.channel.faults import Faults
 from fedclade.channel.privacy import DifferentialPrivacy
@@ -30,6 +30,7 @@ OPTIONS = {
     "fl_hc": {"rounds_before": 2, "n_clusters": 3},
     "ifca": {"clusters": 2, "restarts": 2, "restart_rounds": 2},
     "pacfl": {"n_clusters": 3},
+    "flux": {"earliest": 1, "latest": 2},
     "stocfl": {"tau": 0.5, "anchor_epochs": 2},
 }
 
@@ -41,6 +42,12 @@ WAYS = {
     "projected": {"signature": Signature(kind="projected", dim=16)},
     "faulty": {"faults": Faults(dropout=0.2, corrupt=0.05)},
     "private": {"privacy": DifferentialPrivacy(clip_norm=1.0, noise_multiplier=0.01), "client_fraction": 0.5},
+    "private examples": {
+        "privacy": ExamplePrivacy(clip_norm=1.0, noise_multiplier=2.0),
+        "local": LocalTraining(batch_size=10, momentum=0.9, lr=0.05, keep_state=True),
+        "engine": "stacked",
+        "client_fraction": 0.5,
+    },
     "kept optimizers": {
         "local": LocalTraining(batch_size=10, optimizer="adam", lr=0.05, keep_state=True),
         "client_fraction": 0.5,

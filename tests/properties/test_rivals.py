@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedclade import ConfigError, LocalTraining, Run, simulate
 from fedclade.algorithms import (
     APFL,
+    FLUX,
     IFCA,
     PACFL,
     Algorithm,
@@ -44,6 +45,7 @@ RIVALS: Mapping[str, Algorithm] = {
     "feddrift": FedDrift(step_rounds=1, delta=0.0, start="together"),  # alone, models tie, and their order decides
     "pacfl": PACFL(vectors=2, threshold=50.0),
     "stocfl": StoCFL(tau=0.6, anchor_epochs=3),
+    "flux": FLUX(earliest=1, latest=2),
     "ditto": Ditto(lam=0.5),
     "finetune": FineTune(),
     "apfl": APFL(adaptive=True),

@@ -14,7 +14,7 @@ from fedclade.core.tree import ParameterTree
 from fedclade.report.decisions import check_table, decision_tables, event_table
 from fedclade.report.page.cards import run_cards
 from fedclade.report.run_view import RunView
-from fedclade.report.tables import cluster_table, run_table, tree_view
+from fedclade.report.tables import cluster_table, facts, run_table, tree_view
 from fedclade.tasks.scores import spread
 
 
@@ -87,8 +87,8 @@ def test_run_table_tells_who_came_and_went_and_who_was_kept_out(summary_run):
 @pytest.mark.parametrize(
     ("epsilon", "text"),
     [
-        (54725.3, "ε = 54,725 at δ = 1e-05, user level, towards everybody; 60 updates of the client that sent most"),
-        (12.3456, "ε = 12.3 at δ = 1e-05, user level, towards everybody; 60 updates of the client that sent most"),
+        (54725.3, "ε = 54,725 at δ = 1e-05, client level, towards everybody; 60 updates of the client that sent most"),
+        (12.3456, "ε = 12.3 at δ = 1e-05, client level, towards everybody; 60 updates of the client that sent most"),
         (None, "clipped, without noise; 60 updates of the client that sent most"),
     ],
 )
@@ -99,6 +99,9 @@ def test_run_table_tells_what_private_clients_spent(summary_run, epsilon, text):
         cells(line) for line in lines(run_table(replace(run, summary=run.summary | {"privacy": spent})))
     ]
     assert "privacy" not in "\n".join(lines(run_table(run)))
+    spent |= {"level": "example", "steps": 1200}
+    told = dict(facts(replace(run, summary=run.summary | {"privacy": spent})))["privacy"]
+    assert told.endswith(" for each example; 1,200 noisy steps of the client that spent most")
 
 
 def test_run_table_leaves_out_what_is_not_known(summary_run):

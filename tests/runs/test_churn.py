@@ -25,7 +25,7 @@ from fedclade import (
     Run,
     StoCFL,
 )
-from fedclade.algorithms import PACFL, CFLState, Ditto, FineTune, Oracle, Scaffold, State
+from fedclade.algorithms import FLUX, PACFL, CFLState, Ditto, FineTune, Oracle, Scaffold, State
 from fedclade.config import check_config
 from fedclade.core.errors import RunInterrupted
 from fedclade.core.queries import Round
@@ -46,6 +46,7 @@ METHODS = {
     "feddrift": FedDrift(step_rounds=2, delta=0.2),
     "pacfl": PACFL(n_clusters=2),
     "stocfl": StoCFL(tau=0.6, anchor_epochs=5),
+    "flux": FLUX(clusters=2, components=5),
     "local": Local(),
     "ditto": Ditto(),
     "scaffold": Scaffold(),

@@ -25,12 +25,16 @@ OPTIONS = {
     "ifca": {"clusters": 2},
     "fedgroup": {"groups": 2},
     "flexcfl": {"groups": 2},
+    "flux": {"clusters": 2, "latest": 4},
     "stocfl": {"tau": 0.6, "anchor_epochs": 5},
 }
 CLUSTERED = (
     *("cfl", "rcfl", "fl_hc", "fedgroup", "flexcfl", "ifca", "fedsoft", "fesem", "fedem", "fedrc", "feddrift"),
-    *("pacfl", "stocfl", "oracle", "private_choice"),
+    *("pacfl", "stocfl", "flux", "oracle", "private_choice"),
 )
+
+LABEL_FREE = ("flux",)
+"""Newcomers are assigned without labels; and what labels are called, as in these tests, no image shows."""
 
 
 @cache
@@ -66,7 +70,9 @@ def test_newcomers_to_a_run_of_every_algorithm_get_a_model(name):
         assert row["path"][0] == 0
         assert row["path"][-1] == row["node"]
         assert all(0 <= row[column] <= 1 for column in score_columns("accuracy"))
-    if name in CLUSTERED and run_of(name).summary["clusters"]["ari"] == 1:
+    if (
+        name in CLUSTERED and run_of(name).summary["clusters"]["ari"] == 1 and name != "flux"
+    ):  # no image shows what labels are called
         assert found.summary["assignment_accuracy"] == 1.0
         assert all(row["fits"] for row in found.rows)
         assert found.summary["accuracy"] > found.summary["accuracy_root"]
@@ -215,3 +221,32 @@ def test_tables_that_cannot_be_written(tmp_path):
         found.save(tmp_path / "them.txt")
     with pytest.raises(RunError, match=r"cannot write .*nowhere/them\.csv: "):
         found.save(tmp_path / "nowhere" / "them.csv")
+
+
+@cache
+def turned(**settings) -> Federation:
+    return digits(**{"shift": "rotation", **settings})
+
+
+@pytest.mark.parametrize("name", ["oracle", "fl_hc", "flux"])
+def test_without_labels_newcomers_go_where_images_are_like_theirs(name):
+    options = {"fl_hc": {"rounds_before": 3, "n_clusters": 2, "metric": "l2"}, "flux": {"clusters": 2}}.get(name, {})
+    algorithm = fedclade.algorithms.build_algorithm(name, options, turned().true_clusters)
+    run = fedclade.simulate(algorithm, "mlp", turned(), local=SPEC, rounds=10, evaluate_every=10)
+    assert run.summary["clusters"]["ari"] == 1
+    no_labels = [
+        dataclasses.replace(c, label_map=torch.zeros(10, dtype=torch.int64)) for c in turned().newcomers.clients
+    ]
+    blind = dataclasses.replace(turned().newcomers, clients=tuple(no_labels))
+    for newcomers in (turned().newcomers, blind):
+        found = fedclade.assign(run, newcomers, members=turned())
+        assert [row["by"] for row in found.rows] == ["distance"] * 4
+        assert found.summary["assignment_accuracy"] == 1.0
+    permuted = fedclade.simulate(algorithm, "mlp", turned(), local=SPEC, rounds=10, evaluate_every=10, permute=True)
+    again = fedclade.assign(permuted, turned().newcomers, members=turned())
+    assert [row["node"] for row in again.rows] == [row["node"] for row in found.rows]
+
+
+def test_without_labels_one_cluster_is_where_all_go():
+    run = fedclade.simulate("fedavg", "mclr", turned(), local=SPEC, rounds=1)
+    assert {row["node"] for row in fedclade.assign(run, turned().newcomers, members=turned()).rows} == {0}

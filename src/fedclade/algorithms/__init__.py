@@ -27,6 +27,7 @@ from fedclade.algorithms.fesem import FeSEM
 from fedclade.algorithms.finetune import FineTune
 from fedclade.algorithms.fl_hc import FLHC
 from fedclade.algorithms.flexcfl import FlexCFL
+from fedclade.algorithms.flux import FLUX
 from fedclade.algorithms.ifca import IFCA
 from fedclade.algorithms.pacfl import PACFL
 from fedclade.algorithms.per_fedavg import PerFedAvg
@@ -44,6 +45,7 @@ __all__ = [
     "APFL",
     "CFL",
     "FLHC",
+    "FLUX",
     "IFCA",
     "PACFL",
     "TRUTH",
@@ -118,6 +120,7 @@ ALGORITHMS: Mapping[str, Entry] = {
     "fedem": Entry(FedEM, "M models, and every client a mixture of its own of them (Marfoq et al. 2021)"),
     "fedrc": Entry(FedRC, "FedEM that does not part clients by their labels alone (Guo et al. 2024)"),
     "pacfl": Entry(PACFL, "one-shot clusters by principal angles between the clients' data (Vahidian et al. 2023)"),
+    "flux": Entry(FLUX, "clusters once by what a model makes of the clients' data (Fenoglio et al. 2025)"),
     "private_choice": Entry(
         PrivateChoice, "clusters by noisy sums and randomized choices, under differential privacy; fedclade's own"
     ),

@@ -119,6 +119,13 @@ class Algorithm(ABC, Generic[S]):
             If it cannot; one line for each setting.
         """
 
+    def needs_mean(self, clients: int, fraction: float) -> str:
+        """Return why the method can do with no other rule than the mean, in a run of so many clients, 0 if not known.
+
+        ``fraction`` is that of the clients in a round. Empty by default: it can do with all.
+        """
+        return ""
+
     @property
     def begins_in(self) -> str | None:
         """The folder of a finished run in whose clusters it begins; by default None."""

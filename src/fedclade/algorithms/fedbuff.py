@@ -41,7 +41,20 @@ from fedclade.algorithms.base import Algorithm, RoundLog
 from fedclade.algorithms.cluster_update import by_cluster, log_of
 from fedclade.algorithms.in_flight import FedBuffState, Flight, flights_of, models_of, next_state
 from fedclade.clustering import to_lowest_loss
-from fedclade.core import Buffered, Clients, Event, Joined, ParameterTree, Round, TooFew, Updates, checked, require, rng
+from fedclade.core import (
+    Buffered,
+    Clients,
+    Event,
+    Joined,
+    ParameterTree,
+    Round,
+    TooFew,
+    Updates,
+    checked,
+    mean,
+    require,
+    rng,
+)
 
 
 @checked()
@@ -207,9 +220,11 @@ class FedBuff(Algorithm[FedBuffState]):
                     return clock, buffer
 
     def _mean(self, updates: Updates, stale: Mapping[int, int]) -> Tensor:
-        """Return Σ s(τ_i) Δ_i over their number, ``[S]``."""
+        """Return Σ s(τ_i) Δ_i over their number, ``[S]``, or what a robust rule makes of all s(τ_i) Δ_i."""
         deltas = updates.required_deltas
         weights = torch.tensor([(1 + stale[client]) ** -self.discount for client in updates.ids], dtype=torch.float64)
+        if updates.aggregation is not None:
+            return mean(replace(updates, deltas=weights[:, None].to(deltas) * deltas), weighted=False)
         return (weights / len(updates.ids)).to(deltas) @ deltas
 
 

@@ -34,7 +34,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedclade.algorithms.base import OneCohort, RoundLog
@@ -50,7 +49,7 @@ from fedclade.core import (
     UpdateQuery,
     Updates,
     checked,
-    mean,
+    mean_of_all,
     require,
 )
 
@@ -183,10 +182,8 @@ class FedDrift(OneCohort[FedDriftState]):
         former = train([c for c in cohort if leaf_of[c] != node and steps_of[c]], BESIDE)
         present = train([c for c in cohort if leaf_of[c] == node], this_round.purpose)
         came = [updates for updates in (former, present) if updates is not None and updates.ids]
-        weights = [float(updates.sizes.sum()) for updates in came]
         enough = sum(len(updates.ids) for updates in came) >= this_round.min_clients
-        moved = [mean(updates) * (weight / sum(weights)) for updates, weight in zip(came, weights, strict=True)]
-        step = torch.stack(moved).sum(0) if moved else None
+        step = mean_of_all(came) if came else None
         tree = state.tree.moved(node, step) if step is not None and enough else state.tree
         if present is None:
             return tree, None

@@ -47,6 +47,7 @@ from fedclade.core import (
     Round,
     TooFew,
     Updates,
+    centre_of,
     checked,
     require,
     row_norms,
@@ -117,6 +118,16 @@ class FedSoft(OneCohort[FedSoftState]):
         """How many initial models, each drawn by itself, ``init`` starts from."""
         return self.clusters + 1
 
+    def needs_mean(self, clients: int, fraction: float) -> str:
+        """Return that where all clients take part in all centres, these differ by the weights of a mean alone."""
+        in_round = round(fraction * clients)
+        if not clients or self.selection < in_round:
+            return ""
+        return (
+            "FedSoft draws clients for each centre, and with as many as there are each takes part in all, by weights "
+            f"that only a mean has; set algorithm.selection below the {in_round} clients of a round"
+        )
+
     def init(self, params: Tensor, clients: Clients) -> FedSoftState:
         """Take the centres and the clients' first model from ``params [K + 1, S]``; nobody has trained."""
         if (found := len(params.unique(dim=0))) < self.initial_models:
@@ -158,7 +169,7 @@ class FedSoft(OneCohort[FedSoftState]):
         for k, leaf in enumerate(tree.leaves):
             share, answers = came[:, k] / max(came[:, k].sum(), 1e-300), int((came[:, k] > 0).sum())
             if answers >= max(1, this_round.min_clients):
-                tree = tree.with_model(leaf.id, torch.from_numpy(share).to(local) @ local)
+                tree = tree.with_model(leaf.id, _centre(leaf.params, local, share, updates))
             elif answers:
                 events.append(TooFew(leaf.id, answers))
         tree = tree.continued(torch.stack([leaf.params for leaf in tree.leaves]).mean(0))
@@ -188,6 +199,17 @@ class FedSoft(OneCohort[FedSoftState]):
         for k in range(v.shape[1]):
             counts[draw.choice(len(v), self.selection, replace=False, p=v[:, k]), k] = 1.0
         return counts
+
+
+def _centre(before: Tensor, local: Tensor, share: Weights, updates: Updates) -> Tensor:
+    """Return a centre ``[S]``: the mean of clients' models ``[n, S]`` by their shares in it.
+
+    By a robust rule it moves by what that makes of how far those are from it that were drawn, all alike.
+    """
+    if updates.aggregation is None:
+        return torch.from_numpy(share).to(local) @ local
+    drawn = [client for client, mine in zip(updates.ids, share.tolist(), strict=True) if mine > 0]
+    return centre_of(updates, local, drawn, before, weighted=False)
 
 
 def _kept(weights: Mapping[int, Weights]) -> dict[str, Tensor | tuple[int, ...] | None]:

@@ -30,7 +30,7 @@ from fedclade.algorithms.base import OneCohort, RoundLog
 from fedclade.algorithms.cluster_update import by_cluster, log_of, membership_events
 from fedclade.algorithms.state import State
 from fedclade.clustering import agglomerate, cut, distances
-from fedclade.core import Clients, ParameterTree, Round, TooFew, checked, require
+from fedclade.core import Clients, ParameterTree, Round, TooFew, Updates, centre_of, checked, require
 
 
 @checked()
@@ -64,17 +64,16 @@ class FeSEM(OneCohort[State]):
             return state, log_of([])
         start = dict(zip(cohort, rows, strict=True))
         local = models[[start[client] for client in updates.ids]] + updates.required_deltas
-        sizes = updates.sizes.to(local)
         centres = torch.stack([leaf.params for leaf in tree.leaves])
         D = updates.n_parameters
         if not any(leaf.members for leaf in tree.leaves):
             merges = agglomerate(distances(local[:, :D], "l2"), "ward")
             labels = torch.from_numpy(cut(merges, min(self.clusters, len(local))))
-            centres = _means(local, sizes, labels, centres)
+            centres = _means(local, updates, labels, centres)
         # E-step; exact distances, not those of a matrix product, which forgets small ones.
         apart = torch.cdist(local[:, :D], centres[:, :D], compute_mode="donot_use_mm_for_euclid_dist")
         nearest = apart.argmin(dim=1)
-        centres = _means(local, sizes, nearest, centres, this_round.min_clients)  # M-step
+        centres = _means(local, updates, nearest, centres, this_round.min_clients)  # M-step
         moved = tree.reassigned({client: 1 + k for client, k in zip(updates.ids, nearest.tolist(), strict=True)})
         for leaf, centre in zip(tree.leaves, centres, strict=True):
             moved = moved.with_model(leaf.id, centre)
@@ -88,11 +87,14 @@ class FeSEM(OneCohort[State]):
         return State(moved), replace(log, discrepancy=float(apart.sum()))
 
 
-def _means(local: Tensor, sizes: Tensor, labels: Tensor, otherwise: Tensor, least: int = 1) -> Tensor:
+def _means(local: Tensor, updates: Updates, labels: Tensor, otherwise: Tensor, least: int = 1) -> Tensor:
     """Return the weighted mean of the models ``[n, S]`` of each label, ``[k, S]``; where there are too few, another."""
-    means = otherwise.clone()
+    means, sizes = otherwise.clone(), updates.sizes.to(local)
     for k in labels.unique().tolist():
         mine = labels == k
-        if int(mine.sum()) >= least:
+        if int(mine.sum()) >= least and updates.aggregation is not None:
+            members = [client for client, label in zip(updates.ids, labels.tolist(), strict=True) if label == k]
+            means[k] = centre_of(updates, local, members, otherwise[k])
+        elif int(mine.sum()) >= least:
             means[k] = sizes[mine] @ local[mine] / sizes[mine].sum()
     return means

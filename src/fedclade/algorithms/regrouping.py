@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 from fedclade.clustering import Labels
-from fedclade.core import Group, ParameterTree, Updates
+from fedclade.core import Group, ParameterTree, Updates, row_norms
 
 SHARING_FADES = 0.9
 """What is left of the sharing of new clusters from one round to the next."""
+
+TOO_FAR = 3.0
+"""How many times as far as the median cluster one may move; honest ones of one federation are nearer to each other."""
 
 LEAST_SHARING = 1e-3
 """Less of the way has no effect, and is not gone."""
@@ -39,10 +42,19 @@ def regrouped(
 
 
 def joint_model(tree: ParameterTree, sizes: Mapping[int, int]) -> Tensor:
-    """Return the mean of the clusters' models, by the training examples of their members."""
+    """Return the mean of the clusters' models, by the training examples of their members.
+
+    A cluster that has moved more than :data:`TOO_FAR` times as far as the median one since all had one model is left
+    out: the model of clients that lie has no bound where they have a cluster of their own, and nobody else is to learn
+    from it. Half of the examples are those of clusters that moved no further than the median.
+    """
     leaves = [leaf for leaf in tree.leaves if leaf.members]
     weights = torch.tensor([float(sum(sizes[client] for client in leaf.members)) for leaf in leaves])
     models = torch.stack([leaf.params for leaf in leaves])
+    moved = row_norms(models, tree.nodes[0].params)
+    order = moved.argsort()
+    half = int((weights[order].cumsum(0) * 2 < weights.sum()).sum())
+    weights = weights.where(moved <= TOO_FAR * moved[order[half]], 0.0)
     return (weights / weights.sum()).to(models) @ models
 
 

@@ -39,6 +39,7 @@ from fedclade.core import (
     Round,
     Updates,
     checked,
+    mean,
     require,
 )
 
@@ -96,9 +97,14 @@ class Scaffold(OneCohort[ScaffoldState]):
 
 
 def _moved(control: Tensor, updates: Updates, examples: int, this_round: Round) -> Tensor:
-    """Return what c moves by, ``[S]``: the mean of c_i⁺ − c_i over the examples of all clients."""
+    """Return what c moves by, ``[S]``: the mean of c_i⁺ − c_i over the examples of all clients, or by a robust rule."""
     deltas, sizes, moved = updates.required_deltas, updates.sizes, torch.zeros_like(control)
     steps = torch.tensor([this_round.spec.steps_with(int(size)) for size in sizes.tolist()])
-    D, of_sum = updates.n_parameters, (sizes / (steps * this_round.lr)).to(deltas)
+    D = updates.n_parameters
+    if updates.aggregation is not None:
+        gradients = deltas[:, :D] / (steps * this_round.lr)[:, None].to(deltas)
+        of_each = replace(updates, deltas=torch.cat([-gradients - control[:D], torch.zeros_like(deltas[:, D:])], 1))
+        return mean(of_each) * (float(sizes.sum()) / examples)
+    of_sum = (sizes / (steps * this_round.lr)).to(deltas)
     moved[:D] = -(of_sum @ deltas[:, :D] + sizes.sum().to(control) * control[:D]) / examples
     return moved

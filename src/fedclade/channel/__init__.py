@@ -1,4 +1,4 @@
-"""What lies between the server and clients: privacy, permutation, sketches, encodings, faults, traffic, retries.
+"""What lies between the server and clients: privacy, permutation, sketches, encodings, faults, lies, traffic, retries.
 
 Each is a function ``(query, ask) -> reply``; ``compose.py`` has the list of them, for clients and for the server. Runs
 and the network import it; algorithms do not know of it.
@@ -6,14 +6,37 @@ and the network import it; algorithms do not know of it.
 
 from fedclade.channel.absence import AWAY, Absence
 from fedclade.channel.accounting import Release, composed_epsilon, share_at_random
+from fedclade.channel.adversary import Adversary
+from fedclade.channel.aggregating import Aggregating
 from fedclade.channel.answering import Answering
-from fedclade.channel.central import Aggregating, CentralPrivacy, check_local, mechanism
-from fedclade.channel.compose import client_side, received, server_side, simulated_privacy
+from fedclade.channel.central import CentralPrivacy, NoisySums
+from fedclade.channel.compose import arrived, client_side, received, server_side
 from fedclade.channel.encoding import ENCODINGS, ErrorFeedback, check_encoding, decode, encode, encoded_bytes
+from fedclade.channel.example_privacy import (
+    ExamplePrivacy,
+    Mechanism,
+    PrivateExamples,
+    booked_steps,
+    check_local,
+    mechanism_of,
+    noisy_steps,
+    privatizing,
+    sampling_rate,
+)
 from fedclade.channel.faults import FaultInjection, Faults
 from fedclade.channel.ledger import Budget, Ledger
+from fedclade.channel.limits import Limiting
+from fedclade.channel.lying import Lying
 from fedclade.channel.middleware import Channel, Middleware
-from fedclade.channel.privacy import DifferentialPrivacy, Privatizing, booked, keyed_noise, refusal
+from fedclade.channel.privacy import (
+    DifferentialPrivacy,
+    Privatizing,
+    booked,
+    keyed_noise,
+    refusal,
+    system_normal,
+    system_uniform,
+)
 from fedclade.channel.replicates import Replicating, Unpacking
 from fedclade.channel.retry import Retrying
 from fedclade.channel.signature import (
@@ -26,6 +49,7 @@ from fedclade.channel.signature import (
     Sketch,
     Sketching,
 )
+from fedclade.channel.step_ledger import StepLedger
 from fedclade.channel.streaming import Streaming
 from fedclade.channel.traffic import Meter, Timing, Traffic
 
@@ -33,6 +57,7 @@ __all__ = [
     "AWAY",
     "ENCODINGS",
     "Absence",
+    "Adversary",
     "Aggregating",
     "Answering",
     "Budget",
@@ -41,14 +66,20 @@ __all__ = [
     "CountSketch",
     "DifferentialPrivacy",
     "ErrorFeedback",
+    "ExamplePrivacy",
     "FaultInjection",
     "Faults",
     "Ledger",
+    "Limiting",
+    "Lying",
+    "Mechanism",
     "Meter",
     "Middleware",
+    "NoisySums",
     "Nothing",
     "Permutation",
     "Permuting",
+    "PrivateExamples",
     "Privatizing",
     "Release",
     "Replicating",
@@ -57,11 +88,14 @@ __all__ = [
     "Signature",
     "Sketch",
     "Sketching",
+    "StepLedger",
     "Streaming",
     "Timing",
     "Traffic",
     "Unpacking",
+    "arrived",
     "booked",
+    "booked_steps",
     "check_encoding",
     "check_local",
     "client_side",
@@ -70,10 +104,14 @@ __all__ = [
     "encode",
     "encoded_bytes",
     "keyed_noise",
-    "mechanism",
+    "mechanism_of",
+    "noisy_steps",
+    "privatizing",
     "received",
     "refusal",
+    "sampling_rate",
     "server_side",
     "share_at_random",
-    "simulated_privacy",
+    "system_normal",
+    "system_uniform",
 ]

@@ -9,7 +9,17 @@ import torch
 from torch import Tensor
 
 from fedclade.channel.middleware import Middleware
-from fedclade.core import NOT_ASKED, Ask, Evaluation, EvaluationQuery, ShiftQuery, SubspaceQuery, UpdateQuery, Updates
+from fedclade.core import (
+    NOT_ASKED,
+    Ask,
+    DescriptorQuery,
+    Evaluation,
+    EvaluationQuery,
+    ShiftQuery,
+    SubspaceQuery,
+    UpdateQuery,
+    Updates,
+)
 
 AWAY = f"{NOT_ASKED}, as it is away"
 """Why a client is left out that is not there in the round."""
@@ -18,8 +28,8 @@ AWAY = f"{NOT_ASKED}, as it is away"
 class Absence(Middleware):
     """Leaves clients out that are ``away``, which may change between rounds; they are sent nothing.
 
-    That holds for all that a method is made of: updates, gradients, losses on training data, subspaces. An evaluation
-    on test data measures a simulation from outside, and has all clients.
+    That holds for all that a method is made of: updates, gradients, losses on training data, subspaces, descriptors. An
+    evaluation on test data measures a simulation from outside, and has all clients.
     """
 
     def __init__(self, n_parameters: int) -> None:
@@ -50,6 +60,13 @@ class Absence(Middleware):
 
     def subspaces(self, query: SubspaceQuery, ask: Ask) -> Tensor:
         """Return the singular vectors ``[n, L, d, p]`` of those that are there, and zeros for the others."""
+        return self._of_those_there(query, ask)
+
+    def descriptors(self, query: DescriptorQuery, ask: Ask) -> Tensor:
+        """Return the descriptors ``[n, 2 + B, C]`` of those that are there, and zeros for the others."""
+        return self._of_those_there(query, ask)
+
+    def _of_those_there(self, query: SubspaceQuery | DescriptorQuery, ask: Ask) -> Tensor:
         if not (away := self._left_out(query.ids)):
             return ask(query)
         places = [place for place, client in enumerate(query.ids) if client not in away]

@@ -1,6 +1,6 @@
 """What releases of different kinds cost a client together, in ε at δ, by dp-accounting's own composition.
 
-Neighbours are two federations of which one client's data are replaced: ``REPLACE_ONE``. Every ε is at user level.
+Neighbours are two federations of which one client's data are replaced: ``REPLACE_ONE``. Every ε is at client level.
 """
 
 from __future__ import annotations

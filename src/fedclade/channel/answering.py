@@ -18,6 +18,7 @@ from fedclade.channel.privacy import DifferentialPrivacy, Noise, refusal
 from fedclade.core import (
     Ask,
     Choice,
+    DescriptorQuery,
     Evaluation,
     EvaluationQuery,
     Question,
@@ -126,6 +127,12 @@ class Answering(Middleware):
         """Raise a ConfigError if clients are private: these are directions of the data."""
         if self.privacy is not None:
             raise refusal("subspaces of their data")
+        return ask(query)
+
+    def descriptors(self, query: DescriptorQuery, ask: Ask) -> Tensor:
+        """Raise a ConfigError if clients are private: these are means of the data, as a model sees it."""
+        if self.privacy is not None:
+            raise refusal("descriptors of their data")
         return ask(query)
 
     def shifts(self, query: ShiftQuery, ask: Ask) -> Tensor:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -80,6 +80,37 @@ class CentralPrivacy:
             ("privacy.signature_epsilon", epsilon, holds, f"greater than 0 and less than {LARGEST_EPSILON}"),
         )
 
+    @classmethod
+    def of(cls, section: Mapping[str, Any]) -> CentralPrivacy | None:
+        """Return what the ``[privacy]`` section of a config says: None if its model is another.
+
+        Raises
+        ------
+        ConfigError
+            If a value is out of range, the model is unknown, or a setting is one of another model's.
+        """
+        model = section.get("model", "local")
+        require(("privacy.model", model, model in ("local", "central"), "'local' or 'central'"))
+        given = {name: section[name] for name in (each.name for each in fields(cls)) if section.get(name) is not None}
+        if model == "local":
+            for_sums = [name for name in ("signature_noise", "signature_epsilon") if name in given]
+            rule = 'left out without model = "central"'
+            require(*((f"privacy.{name}", given[name], False, rule) for name in for_sums))
+            return None
+        clip, permute, level = section.get("clip_norm"), section.get("permute", False), section.get("level", "client")
+        where = 'where privacy.model = "central"'
+        require(
+            ("privacy.clip_norm", clip, clip is not None, f"set {where}"),
+            ("privacy.permute", permute, not permute, f"false {where}"),
+            ("privacy.level", level, level == "client", f"client {where}"),
+        )
+        return cls(**given)
+
+    @property
+    def section(self) -> dict[str, Any]:
+        """What a config says of it."""
+        return {"model": "central", **asdict(self)}
+
     def multiplier(self, question: Question | None) -> float:
         """Return z of a sum of updates, or z' of one that a question asks for."""
         own = self.noise_multiplier if self.signature_noise is None else self.signature_noise
@@ -95,7 +126,7 @@ class CentralPrivacy:
         return {
             "epsilon": server if math.isfinite(server) else None,
             "epsilon_public": public if math.isfinite(public) else None,
-            **{"model": "central", "level": "user", "towards": "the server, which gets sums and choices alone"},
+            **{"model": "central", "level": "client", "towards": "the server, which gets sums and choices alone"},
             **asdict(self),
             "releases": len(releases),
         }
@@ -105,43 +136,7 @@ LARGEST_EPSILON = 100
 """Of a choice; one of a larger ε is the truth."""
 
 
-def mechanism(section: Mapping[str, Any]) -> DifferentialPrivacy | CentralPrivacy | None:
-    """Return what the ``[privacy]`` section of a config says; None without ``clip_norm``.
-
-    Raises
-    ------
-    ConfigError
-        If a value is out of range, the model is unknown, or a setting is one of the other model's.
-    """
-    model, clip = section.get("model", "local"), section.get("clip_norm")
-    require(("privacy.model", model, model in ("local", "central"), "'local' or 'central'"))
-    names = ("signature_noise", "signature_epsilon")
-    if model == "local":
-        require(
-            *(
-                (f"privacy.{n}", section.get(n), section.get(n) is None, 'left out without model = "central"')
-                for n in names
-            )
-        )
-        return DifferentialPrivacy.of(section)
-    require(("privacy.clip_norm", clip, clip is not None, 'set where privacy.model = "central"'))
-    permute = section.get("permute", False)
-    require(("privacy.permute", permute, not permute, 'false where privacy.model = "central"'))
-    given = ("clip_norm", "noise_multiplier", *names, "delta")
-    return CentralPrivacy(**{name: section[name] for name in given if section.get(name) is not None})
-
-
-def check_local(privacy: DifferentialPrivacy | CentralPrivacy | None) -> DifferentialPrivacy | None:
-    """Return the privacy of a run over a network; a ConfigError if it needs sums that only a simulation can make."""
-    if isinstance(privacy, CentralPrivacy):
-        raise ConfigError(
-            'privacy.model = "central" runs in a simulation alone, since over a network the server would see single '
-            'updates; set privacy.model = "local"'
-        )
-    return privacy
-
-
-class Aggregating(Middleware):
+class NoisySums(Middleware):
     """At the aggregator: puts noise on sums, and lets nothing else of updates pass.
 
     Sums of updates are divided by how many clients were expected where they are sampled, not by how many there are.

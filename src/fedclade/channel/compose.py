@@ -2,50 +2,60 @@
 
 from __future__ import annotations
 
+from fedclade.channel.aggregating import Aggregating
 from fedclade.channel.answering import Answering
-from fedclade.channel.central import Aggregating, CentralPrivacy
+from fedclade.channel.example_privacy import PrivateExamples
+from fedclade.channel.limits import Limiting
+from fedclade.channel.lying import Lying
 from fedclade.channel.middleware import Middleware
-from fedclade.channel.privacy import DifferentialPrivacy, Noise, Privatizing
+from fedclade.channel.privacy import Privatizing
 from fedclade.channel.replicates import Replicating, Unpacking
 from fedclade.channel.retry import Retrying
 from fedclade.channel.signature import Permutation, Permuting, Sketch, Sketching
 from fedclade.channel.streaming import Streaming
-
-
-def simulated_privacy(
-    privacy: DifferentialPrivacy | CentralPrivacy | None, noise: Noise, sampling: float
-) -> tuple[Privatizing | None, Answering, Aggregating]:
-    """Return what makes simulated clients and the aggregator private, by one model of privacy, the other, or none."""
-    central = privacy if isinstance(privacy, CentralPrivacy) else None
-    private = Privatizing(privacy, noise) if isinstance(privacy, DifferentialPrivacy) else None
-    return private, Answering(central, noise), Aggregating(central, sampling)
+from fedclade.core import Aggregation
 
 
 def client_side(
-    privatizing: Privatizing | None = None,
+    privatizing: Privatizing | PrivateExamples | None = None,
     permutation: Permutation | None = None,
     sketch: Sketch | None = None,
+    lying: Lying | None = None,
     answering: Answering | None = None,
 ) -> list[Middleware]:
     """Return what an update passes before it leaves a client, in a simulation and on a real client alike.
 
-    The sketch is that of the updates of parts; without one they are sent whole. ``answering`` is for private sums.
+    The sketch is that of the updates of parts; without one they are sent whole. Adversaries lie behind their privacy,
+    but where only sums are private: ``answering`` clips lies, too, as whoever adds updates up would have to.
     """
-    private = [privatizing] if privatizing else []
+    private = [*([privatizing] if privatizing else []), *([lying] if lying else [])]
     permuting = [Permuting(permutation)] if permutation else []
     return [*private, *permuting, *([answering] if answering else []), Replicating(sketch)]
 
 
-def received(sketch: Sketch | None = None, streaming: Streaming | None = None) -> list[Middleware]:
+def received(
+    sketch: Sketch | None = None, streaming: Streaming | None = None, limiting: Limiting | None = None
+) -> list[Middleware]:
     """Return what an update passes where it arrives, be that one of the processes that simulate clients.
 
     Without a sketch the server compares whole updates.
     """
-    return [Unpacking(), *([Sketching(sketch)] if sketch else []), *([streaming] if streaming else [])]
+    within = [limiting] if limiting else []
+    return [*within, Unpacking(), *([Sketching(sketch)] if sketch else []), *([streaming] if streaming else [])]
+
+
+def arrived(retrying: Retrying, aggregation: Aggregation, limiting: Limiting | None = None) -> list[Middleware]:
+    """Return what an update passes last."""
+    within = [limiting] if limiting else []
+    return [*within, retrying, *([Aggregating(aggregation)] if aggregation.is_robust else [])]
 
 
 def server_side(
-    retrying: Retrying, sketch: Sketch | None = None, streaming: Streaming | None = None
+    retrying: Retrying,
+    sketch: Sketch | None = None,
+    streaming: Streaming | None = None,
+    limiting: Limiting | None = None,
+    aggregation: Aggregation | None = None,
 ) -> list[Middleware]:
     """Return what an update passes once it has arrived."""
-    return [*received(sketch, streaming), retrying]
+    return [*received(sketch, streaming, limiting), *arrived(retrying, aggregation or Aggregation())]

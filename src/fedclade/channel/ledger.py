@@ -15,6 +15,9 @@ from fedclade.core import PrivacyError, appear, import_extra, require
 FORMAT = 1
 """Version of a ledger's layout."""
 
+LEVELS = ("client", "example")
+"""Whom noise protects."""
+
 SENSITIVITY = 2.0
 """How far two clipped updates can lie apart, in clip norms."""
 
@@ -54,6 +57,8 @@ def epsilon_of(releases: Mapping[float, int], delta: float) -> float:
 class Budget:
     """What a client may spend in its life: ε at δ; an ε of infinity is no bound.
 
+    ``level`` says whom it is of: the ``client`` with all its data, or each ``example`` of it.
+
     Raises
     ------
     ConfigError
@@ -62,9 +67,11 @@ class Budget:
 
     epsilon: float
     delta: float = 1e-5
+    level: str = "client"
 
     def __post_init__(self) -> None:
         require(
+            ("budget.level", self.level, self.level in LEVELS, " or ".join(LEVELS)),
             ("budget.epsilon", self.epsilon, self.epsilon > 0, "greater than 0"),
             ("budget.delta", self.delta, 0 < self.delta < 1, "greater than 0 and less than 1"),
         )
@@ -112,7 +119,11 @@ class Ledger:
 
     def spent(self, delta: float) -> float:
         """Return the ε, at a δ, of all releases so far; raises as :func:`epsilon_of` and :meth:`entries`."""
-        return epsilon_of(_counted(self.entries()), delta)
+        return epsilon_of(self.counted(), delta)
+
+    def counted(self) -> Counter[float]:
+        """Return how many releases there were with each noise multiplier; raises as :meth:`entries`."""
+        return _counted(self.entries())
 
     def book(self, noise_multiplier: float, run: str, number: int) -> None:
         """Book a release that is about to leave, in a round of a run; if this raises, nothing may leave.
@@ -129,7 +140,7 @@ class Ledger:
         entries[key] = Entry(*key, releases=entries[key].releases + 1 if key in entries else 1)
         if self.budget is not None and self.budget.epsilon < math.inf:
             _check(self.budget, _counted(entries.values()))
-        protected = {"level": "user", "towards": "everybody"}
+        protected = {"level": "client", "towards": "everybody"}
         released = {"format": FORMAT, **protected, "entries": [asdict(entry) for entry in entries.values()]}
         text = json.dumps(released, indent=1)
         appear(self.path, lambda beside: beside.write_text(text), private=True)
@@ -137,10 +148,15 @@ class Ledger:
 
 def _check(budget: Budget, after: Mapping[float, int]) -> None:
     if (epsilon := epsilon_of(after, budget.delta)) > budget.epsilon:
-        raise PrivacyError(
-            f"with this update the client would have spent ε = {epsilon:.4g} at δ = {budget.delta:g}, more than "
-            f"its budget of {budget.epsilon:g}; it sends no more updates unless its owner raises the budget"
-        )
+        raise over_budget(budget, epsilon)
+
+
+def over_budget(budget: Budget, epsilon: float) -> PrivacyError:
+    """Return the error of an update after which a client would have spent so much, more than its budget."""
+    return PrivacyError(
+        f"with this update the client would have spent ε = {epsilon:.4g} at δ = {budget.delta:g}, more than "
+        f"its budget of {budget.epsilon:g}; it sends no more updates unless its owner raises the budget"
+    )
 
 
 def _counted(entries: Iterable[Entry]) -> Counter[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import cast
 
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from fedclade.core import (
     Ask,
     Clients,
+    DescriptorQuery,
     Evaluation,
     EvaluationQuery,
     Handlers,
@@ -32,8 +33,8 @@ class Middleware:
         """Put a query; return the reply."""
         updates, evaluation = partial(self.updates, ask=ask), partial(self.evaluation, ask=ask)
         subspaces, statistics = partial(self.subspaces, ask=ask), partial(self.statistics, ask=ask)
-        shifts = partial(self.shifts, ask=ask)
-        return query.handled(Handlers(updates, evaluation, subspaces, statistics, shifts))
+        shifts, descriptors = partial(self.shifts, ask=ask), partial(self.descriptors, ask=ask)
+        return query.handled(Handlers(updates, evaluation, subspaces, statistics, shifts, descriptors))
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return the updates of the clients that reply."""
@@ -51,16 +52,24 @@ class Middleware:
         """Return what the training examples of all clients come to."""
         return ask(query)
 
+    def descriptors(self, query: DescriptorQuery, ask: Ask) -> Tensor:
+        """Return descriptors, ``[n, 2 + B, C]``."""
+        return ask(query)
+
     def shifts(self, query: ShiftQuery, ask: Ask) -> Tensor:
         """Return whose labels have shifted, bool ``[n]``."""
         return ask(query)
+
+    def weights(self, sizes: Mapping[int, int]) -> Mapping[int, int]:
+        """Return how many training examples each client counts with, of those that arrive here."""
+        return sizes
 
 
 class Channel(Clients):
     """Clients behind middleware, given from the clients' end to the server's: a query passes the last first."""
 
     def __init__(self, clients: Clients, *middleware: Middleware) -> None:
-        self._clients = clients
+        self._clients, self._middleware = clients, middleware
         self._ask: Ask = clients.ask
         for each in middleware:
             self._ask = cast("Ask", partial(each, ask=self._ask))
@@ -72,8 +81,8 @@ class Channel(Clients):
 
     @property
     def sizes(self) -> Mapping[int, int]:
-        """Number of training examples of each client."""
-        return self._clients.sizes
+        """Number of training examples that each client counts with."""
+        return reduce(lambda sizes, each: each.weights(sizes), self._middleware, self._clients.sizes)
 
     def ask(self, query: Query[R], /) -> R:
         """Put a query; return the reply."""

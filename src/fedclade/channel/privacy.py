@@ -18,14 +18,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.special import ndtri
 from torch import Tensor
 
-from fedclade.channel.ledger import Ledger, epsilon_of
+from fedclade.channel.ledger import LEVELS, Ledger, epsilon_of
 from fedclade.channel.middleware import Middleware
 from fedclade.core import (
     Ask,
     ConfigError,
+    DescriptorQuery,
     Evaluation,
     EvaluationQuery,
     Round,
@@ -83,15 +85,24 @@ class DifferentialPrivacy:
 
     @classmethod
     def of(cls, section: Mapping[str, Any]) -> DifferentialPrivacy | None:
-        """Return what the ``[privacy]`` section of a config says: None without ``clip_norm``.
+        """Return what the ``[privacy]`` section of a config says: None without ``clip_norm``, or of another level.
 
         Noise without a norm that it is measured by raises a ConfigError.
         """
+        level = section.get("level", LEVELS[0])
+        require(("privacy.level", level, level in LEVELS, " or ".join(LEVELS)))
+        if level != LEVELS[0]:
+            return None
         if section.get("clip_norm") is not None:
             return cls(**{field.name: section[field.name] for field in fields(cls) if field.name in section})
         noise = section.get("noise_multiplier", 0.0)
         require(("privacy.noise_multiplier", noise, noise == 0, "0 where privacy.clip_norm is not set"))
         return None
+
+    @property
+    def section(self) -> dict[str, Any]:
+        """What a config says of it."""
+        return asdict(self)
 
     def released(self, update: Tensor, normal: Tensor) -> Tensor:
         """Return what leaves the client of an update ``[S]``, given as many standard normal numbers, float64.
@@ -112,7 +123,7 @@ class DifferentialPrivacy:
     def spent(self, releases: int) -> dict[str, Any]:
         """Return what a run's summary says of the client that released most, so many times: ε None is no bound."""
         epsilon = self.epsilon(releases)
-        said = {"epsilon": epsilon if math.isfinite(epsilon) else None, "level": "user", "towards": "everybody"}
+        said = {"epsilon": epsilon if math.isfinite(epsilon) else None, "level": "client", "towards": "everybody"}
         return {**said, **asdict(self), "releases": releases}
 
 
@@ -155,6 +166,10 @@ class Privatizing(Middleware):
         """Raise a ConfigError: these are directions of the data."""
         raise refusal("subspaces of their data")
 
+    def descriptors(self, query: DescriptorQuery, ask: Ask) -> Tensor:
+        """Raise a ConfigError: these are means of the data, as a model sees it."""
+        raise refusal("descriptors of their data")
+
     def shifts(self, query: ShiftQuery, ask: Ask) -> Tensor:
         """Raise a ConfigError: that tells of the labels."""
         raise refusal("shifts of their data")
@@ -184,8 +199,18 @@ def system_noise(size: int, client: int, this_round: Round, what: str) -> Tensor
     Not from the run's seed, since the server knows that and could subtract the noise. Nor from a generator with a seed
     of its own: torch's seeds its generator on the CPU with 32 bits, few enough to try all of them.
     """
+    return system_normal(size)
+
+
+def system_normal(size: int) -> Tensor:
+    """Return standard normal numbers of the operating system, float64."""
+    return torch.from_numpy(ndtri(system_uniform(size)))
+
+
+def system_uniform(size: int) -> NDArray[Any]:
+    """Return numbers of the operating system, uniform in (0, 1), of 52 random bits each, float64."""
     words = np.frombuffer(secrets.token_bytes(8 * size), dtype=np.uint64)
-    return torch.from_numpy(ndtri(((words >> np.uint64(12)) + 0.5) * 2.0**-52))
+    return ((words >> np.uint64(12)) + 0.5) * 2.0**-52
 
 
 def booked(privacy: DifferentialPrivacy, ledger: Ledger, run: str) -> Privatizing:

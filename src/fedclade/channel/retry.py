@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
 from torch import Tensor
 
 from fedclade.channel.absence import AWAY
+from fedclade.channel.example_privacy import noisy_steps
 from fedclade.channel.middleware import Middleware
 from fedclade.core import (
     DROPPED_OUT,
     NOT_ASKED,
     TOO_LATE,
     Ask,
+    DescriptorQuery,
     Evaluation,
     EvaluationQuery,
     Event,
     LeftOut,
+    Limited,
     Released,
     Retried,
+    Stepped,
     SubspaceQuery,
     UpdateError,
     UpdateQuery,
@@ -38,11 +42,14 @@ class Retrying(Middleware):
     A query that nobody answers is put again, up to ``retries`` times, and so is, to the clients that did not answer,
     one that needs everybody; not to clients that are away for the whole round. Algorithms get what came, be it nothing
     at all; only a round in which no answer arrived to any query is an error. With ``tells_releases`` a round reports
-    how many updates each client sent, usable or not: what private clients spend.
+    how many updates each client sent, usable or not: what private clients spend. With ``sizes``, the numbers of
+    examples of clients that train by DP-SGD, it reports besides how many noisy steps they took.
     """
 
-    def __init__(self, retries: int = RETRIES, tells_releases: bool = False) -> None:
-        self._retries, self._tells_releases = retries, tells_releases
+    def __init__(
+        self, retries: int = RETRIES, tells_releases: bool = False, sizes: Mapping[int, int] | None = None
+    ) -> None:
+        self._retries, self._tells_releases, self._sizes = retries, tells_releases, sizes
         self._begin()
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
@@ -58,6 +65,8 @@ class Retrying(Middleware):
             updates = updates.concat(more).select(query.ids)
         if updates.left_out:
             self._events.append(_left_out(what, updates.left_out))
+        if updates.limited:
+            self._events.append(Limited(0, what, dict(sorted(updates.limited.items()))))
         self._count(updates, travels=query.round.sends_updates)
         return updates
 
@@ -73,6 +82,13 @@ class Retrying(Middleware):
 
     def subspaces(self, query: SubspaceQuery, ask: Ask) -> Tensor:
         """Return singular vectors ``[n, L, d, p]``; clients that do not answer are asked again."""
+        return self._of_all(query, ask, "subspaces")
+
+    def descriptors(self, query: DescriptorQuery, ask: Ask) -> Tensor:
+        """Return descriptors ``[n, 2 + B, C]``; clients that do not answer are asked again."""
+        return self._of_all(query, ask, "descriptors")
+
+    def _of_all(self, query: SubspaceQuery | DescriptorQuery, ask: Ask, what: str) -> Tensor:
         vectors = ask(query)
         for _ in range(self._retries):
             if not (absent := _silent(vectors)):
@@ -80,7 +96,7 @@ class Retrying(Middleware):
             vectors = vectors.clone()
             vectors[absent] = ask(replace(query, ids=[query.ids[i] for i in absent]))
         if absent := _silent(vectors):
-            self._events.append(_left_out("subspaces", dict.fromkeys((query.ids[i] for i in absent), DROPPED_OUT)))
+            self._events.append(_left_out(what, dict.fromkeys((query.ids[i] for i in absent), DROPPED_OUT)))
         return vectors
 
     def closed(self, number: int) -> tuple[Event, ...]:
@@ -101,12 +117,14 @@ class Retrying(Middleware):
         events = self._events
         if self._tells_releases and self._sent:
             events.append(Released(0, {client: self._sent[client] for client in sorted(self._sent)}))
+        events += [Stepped(0, rate, dict(sorted(steps.items()))) for rate, steps in sorted(self._steps.items())]
         self._begin()
         return tuple(events)
 
     def _begin(self) -> None:
         self._events: list[Event] = []
         self._sent: Counter[int] = Counter()
+        self._steps: defaultdict[float, Counter[int]] = defaultdict(Counter)
         self._queries = self._evaluations = 0  # apart, since the number of a query keys its faults
         self._awaited, self._answered = False, set[bool]()
         self._left_out: dict[int, str] = {}
@@ -123,6 +141,10 @@ class Retrying(Middleware):
         self._queries += 1
         if query.round.sends_updates:
             self._sent.update(updates.senders * query.round.replicates)
+        if (sizes := self._sizes) is not None:
+            for client in updates.senders:
+                for rate, steps in noisy_steps(query.round, sizes[client]).items():
+                    self._steps[rate][client] += steps
         known = {*updates.ids, *updates.left_out}
         silent = {client: DROPPED_OUT for client in query.ids if client not in known}
         return replace(updates, left_out={**updates.left_out, **silent}) if silent else updates
@@ -133,7 +155,7 @@ def _left_out(query: str, why: Mapping[int, str]) -> LeftOut:
 
 
 def _silent(vectors: Tensor) -> list[int]:
-    """Return whose subspaces, of ``[n, L, d, p]``, did not come: a client that answers has one vector at least."""
+    """Return whose subspaces or descriptors ``[n, ...]`` did not come: who answers sends something but 0."""
     return (~vectors.flatten(1).any(dim=1)).nonzero().flatten().tolist()
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedclade.channel.middleware import Middleware
 from fedclade.core import (
     Ask,
+    DescriptorQuery,
     Evaluation,
     EvaluationQuery,
     Layout,
@@ -231,3 +232,7 @@ class Permuting(Middleware):
     def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
         """Return the scores of P⁻¹·θ."""
         return ask(replace(query, models=self.permutation.invert(query.models)))
+
+    def descriptors(self, query: DescriptorQuery, ask: Ask) -> Tensor:
+        """Return what P⁻¹·θ makes of the data, which P does not hide."""
+        return ask(replace(query, model=self.permutation.invert(query.model)))

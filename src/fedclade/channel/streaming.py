@@ -58,11 +58,13 @@ class Tally:
         self._components: Tensor | None = None
         self._kept: Updates | None = None
         self._left_out: dict[int, str] = {}
+        self._limited: dict[int, str] = {}
 
     def add(self, updates: Updates) -> None:
         """Add the updates of some clients, in the order in which sums should round."""
         self._kept = self._kept or self._room_like(updates)
         self._left_out |= updates.left_out
+        self._limited |= updates.limited
         places = [self._place_of[client] for client in updates.ids]
         for name in ("sizes", "losses", "norms", "signatures", *(["parts"] if updates.parts is not None else [])):
             whole: Tensor = getattr(self._kept, "sketches" if name == "signatures" else name)
@@ -87,7 +89,7 @@ class Tally:
         answered = [client for client, group in zip(self._ids, self._group.tolist(), strict=True) if group >= 0]
         sums = Sums(self._kept.norms.new_zeros(0, 0) if self._sums is None else self._sums, self._group)
         whole = replace(self._kept, sums=sums, components=self._components)
-        return replace(whole.select(answered), left_out=self._left_out)
+        return replace(whole.select(answered), left_out=self._left_out, limited=self._limited)
 
     def _room_like(self, some: Updates) -> Updates:
         """Return updates like some others, for all clients that were asked, to be filled in.

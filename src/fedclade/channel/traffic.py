@@ -9,7 +9,18 @@ from time import perf_counter
 from torch import Tensor
 
 from fedclade.channel.middleware import Middleware
-from fedclade.core import OWN, Ask, Evaluation, EvaluationQuery, Query, R, SubspaceQuery, UpdateQuery, Updates
+from fedclade.core import (
+    OWN,
+    Ask,
+    DescriptorQuery,
+    Evaluation,
+    EvaluationQuery,
+    Query,
+    R,
+    SubspaceQuery,
+    UpdateQuery,
+    Updates,
+)
 
 
 @dataclass
@@ -92,3 +103,10 @@ class Traffic(Middleware):
         vectors = ask(query)
         self.meter.bytes_up += vectors[vectors.flatten(1).any(dim=1)].nbytes  # all zeros where none came
         return vectors
+
+    def descriptors(self, query: DescriptorQuery, ask: Ask) -> Tensor:
+        """Count the model down, and what clients make of it up."""
+        found = ask(query)
+        self.meter.bytes_down += len(query.ids) * query.model.nbytes
+        self.meter.bytes_up += found[found.flatten(1).any(dim=1)].nbytes
+        return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -34,6 +35,13 @@ def assign_newcomers(
     device: options.Device = "auto",
     engine: options.Engine = None,
     memory: options.Memory = None,
+    without_labels: Annotated[
+        bool,
+        typer.Option(
+            "--without-labels",
+            help="Assign by what the root's model makes of images, as if there were no labels; with the run's clients.",
+        ),
+    ] = False,
     only_fitting: Annotated[
         bool,
         typer.Option("--only-fitting", help="Give each the deepest model that fits it, not the leaf's it comes to."),
@@ -49,7 +57,9 @@ def assign_newcomers(
     console, run = new_console(), Run.load(folder)
     own = _config_of(run, folder)
     federation = _held_back(own, folder, data_dir) if config is None else _all_of(find_config(config), own, data_dir)
-    found = assign(run, federation, device=device, engine=engine, memory=memory, only_fitting=only_fitting)
+    members = own.federation(data_dir) if without_labels or own.newcomers.without_labels else None
+    how = partial(assign, device=device, engine=engine, memory=memory)
+    found = how(run, federation, only_fitting=only_fitting, members=members)
     written = [found.save(path) for path in ([out] if out else [folder / f"newcomers{s}" for s in (".csv", ".json")])]
     console.print(newcomer_table(found, run))
     say(console, f"written: {', '.join(str(path) for path in written)}")

@@ -7,6 +7,14 @@ Algorithms, runs and reports import it; it imports :mod:`fedclade.core` alone.
 
 from fedclade.clustering.bipartition import optimal_bipartition
 from fedclade.clustering.criteria import MOST_PAIRED, SplitCriteria
+from fedclade.clustering.descriptors import (
+    DescriptorSpace,
+    apart,
+    described,
+    epsilon_by_knee,
+    to_nearest_descriptor,
+    without_labels,
+)
 from fedclade.clustering.linkage import LINKAGES, Merges, agglomerate, cut, cut_height, n_clusters_by_gap, where_to_cut
 from fedclade.clustering.part_similarity import (
     VIEWS,
@@ -46,6 +54,7 @@ __all__ = [
     "MOST_PAIRED",
     "VIEWS",
     "Assignment",
+    "DescriptorSpace",
     "Distances",
     "Finding",
     "Labels",
@@ -58,6 +67,7 @@ __all__ = [
     "agglomerate",
     "all_of",
     "angles",
+    "apart",
     "cell_points",
     "centres_of_cells",
     "client_similarity",
@@ -65,8 +75,10 @@ __all__ = [
     "cosines",
     "cut",
     "cut_height",
+    "described",
     "directions",
     "distances",
+    "epsilon_by_knee",
     "find_by_parts",
     "find_clusters",
     "fits_by_loss",
@@ -91,10 +103,12 @@ __all__ = [
     "single_linkage",
     "ternary_similarity",
     "to_lowest_loss",
+    "to_nearest_descriptor",
     "to_nearest_mean",
     "to_root",
     "training_losses",
     "views_of",
     "walk_down",
     "where_to_cut",
+    "without_labels",
 ]

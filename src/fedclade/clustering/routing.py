@@ -39,7 +39,7 @@ class Step:
     """One choice on a newcomer's way down the tree, at ``node``, and whether it fits into the branch ``taken``."""
 
     node: int
-    by: Literal["similarity", "loss"]  # cosine, the larger the better; training loss in nats, the smaller
+    by: Literal["similarity", "loss", "distance"]  # cosine, the larger the better; loss in nats, or else, the smaller
     scores: Mapping[int, float]  # of each branch, by the node that it leads to
     taken: int
     fits: bool

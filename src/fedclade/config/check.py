@@ -11,7 +11,7 @@ from fedclade.algorithms import TRUTH, Algorithm, algorithm_class, build_algorit
 from fedclade.config.data import check_own_data, is_own_data, with_files_found
 from fedclade.config.settings import FIXED, SECTIONS, Config, TopLevel, options
 from fedclade.config.toml_files import Section, apply_overrides, read_toml
-from fedclade.core import ConfigError, check_arguments, defaults, known_arguments, shown, unknown
+from fedclade.core import Aggregation, ConfigError, check_arguments, defaults, known_arguments, shown, unknown
 from fedclade.data import (
     SOURCES,
     augment_of,
@@ -102,10 +102,16 @@ def _check_together(
     if top is not None:
         problems.collect("", RunSettings, **top.shared)
         problems.collect("", check_engine, top.engine)
+        if right["adversary"] is not None:
+            central = privacy is not None and privacy.model == "central"
+            problems.collect("", right["adversary"].check_stream, top.stream, central=central)
     if top is not None and right["signature"] is not None and algorithm is not None:
         private = None if privacy is None else privacy.mechanism
         least = 1 if privacy is None else privacy.min_cluster_size
-        settings = RunSettings(stream=top.stream, signature=right["signature"], privacy=private, min_cluster_size=least)
+        rule = right["aggregate"] or Aggregation()
+        settings = RunSettings(
+            stream=top.stream, signature=right["signature"], privacy=private, min_cluster_size=least, aggregate=rule
+        )
         clients = 0 if data is None else data.get("clients") or 0
         problems.collect("", settings.check_min_cluster_size, clients)
         problems.collect("", settings.check_algorithm, algorithm)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
 from fedclade.algorithms import Algorithm, algorithm_class, build_algorithm
-from fedclade.channel import CentralPrivacy, DifferentialPrivacy, Faults, Signature, mechanism
+from fedclade.channel import Adversary, Faults, Mechanism, Signature, mechanism_of
 from fedclade.config.data import load_data
 from fedclade.config.toml_files import Section
-from fedclade.core import DataSpec, LocalTraining, require
+from fedclade.core import Aggregation, DataSpec, LocalTraining, require
 from fedclade.data import Federation
 from fedclade.models import PARTS, Parts
 from fedclade.runs import Callback, Churn, Every, OnRound, Run, RunSettings, Stream, module_for, simulate
@@ -63,37 +63,42 @@ class Privacy:
     """The ``[privacy]`` section: where noise is put on updates, how much, and of how many nothing is said."""
 
     permute: bool = False
-    model: Literal["local", "central"] = "local"
+    model: str = "local"
     clip_norm: float | None = None
     noise_multiplier: float = 0.0
     signature_noise: float | None = None
     signature_epsilon: float | None = None
     delta: float = 1e-5
+    level: str = "client"
     min_cluster_size: int = 1
 
     def __post_init__(self) -> None:
         least = self.min_cluster_size
         require(("privacy.min_cluster_size", least, least >= 1, "at least 1"))
-        _ = self.mechanism
+        mechanism_of(asdict(self))
 
     @property
-    def mechanism(self) -> DifferentialPrivacy | CentralPrivacy | None:
-        """How updates are clipped, and how much noise is put on them or on their sums."""
-        return mechanism(asdict(self))
+    def mechanism(self) -> Mechanism | None:
+        """How updates, or the gradients of examples, are clipped, and how much noise is put on them or on sums."""
+        return mechanism_of(asdict(self))
 
 
-LATER_OF_PRIVACY = ("model", "signature_noise", "signature_epsilon", "min_cluster_size")
+LATER_OF_PRIVACY = ("model", "signature_noise", "signature_epsilon", "level", "min_cluster_size")
 """Keys of ``[privacy]`` that runs of earlier versions do not note."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Newcomers:
-    """The ``[newcomers]`` section: clients that are held back, see :func:`fedclade.load_federation`, or join late."""
+    """The ``[newcomers]`` section: clients that are held back, see :func:`fedclade.load_federation`, or join late.
+
+    Whether ``fedclade assign`` does ``without_labels``.
+    """
 
     clients: int = 0
     samples_per_client: int | None = None
     join_round: int | None = None
     leave_round: int | None = None
+    without_labels: bool = False
 
     @property
     def presence(self) -> Churn:
@@ -121,6 +126,8 @@ FIXED: Mapping[str, type[Any]] = {
     "faults": Faults,
     "newcomers": Newcomers,
     "presence": Presence,
+    "adversary": Adversary,
+    "aggregate": Aggregation,
 }
 """Sections of fixed keys; those of the others depend on ``name``."""
 
@@ -143,6 +150,8 @@ class Config:
     faults: Faults
     newcomers: Newcomers
     presence: Presence
+    adversary: Adversary
+    aggregate: Aggregation
 
     def as_dict(self) -> Section:
         """Return the config as a TOML file has it."""
@@ -151,6 +160,12 @@ class Config:
             del sections["task"]
         if self.presence == Presence():  # all are there all the time
             del sections["presence"]
+        if self.aggregate == Aggregation():  # which earlier versions did not know
+            del sections["aggregate"]
+        if self.adversary == Adversary():
+            del sections["adversary"]
+        if not self.newcomers.without_labels:  # which earlier versions did not know
+            del sections["newcomers"]["without_labels"]
         top = sections.pop("top")
         sections["privacy"] = {  # with what earlier versions did not know only where it is set
             name: value
@@ -179,6 +194,7 @@ class Config:
             common=self.parts.common,
             adapter=self.parts.adapter,
             signature=self.signature,
+            aggregate=self.aggregate,
             target=self.target or None,
             task=self.task.task,
             permute=self.privacy.permute,
@@ -215,6 +231,7 @@ class Config:
             actors=actors,
             tf32=self.top.tf32,
             faults=self.faults,
+            adversary=self.adversary,
             presence=replace(self.newcomers.presence, **asdict(self.presence)),
             callbacks=callbacks,
             on_round=on_round,

@@ -4,10 +4,12 @@ Errors, random keys, vectors of parameters, queries and replies, updates, the tr
 may import it; it imports none. It knows nothing of how clients are trained or clustered, or where a run is kept.
 """
 
-from fedclade.core.aggregate import inter_group, mean
+from fedclade.core.aggregate import centre_of, inter_group, mean, mean_of_all
+from fedclade.core.aggregation import Aggregation, Limits, Rule
 from fedclade.core.arguments import check_arguments, checked, defaults, known_arguments
 from fedclade.core.array_mapping import ArrayMapping, Positions
 from fedclade.core.clients import Clients, Workers
+from fedclade.core.descriptor_query import DescriptorQuery
 from fedclade.core.display import Displayed, at_prompt, draw_with, drawn, in_notebook
 from fedclade.core.errors import (
     CheckpointError,
@@ -43,13 +45,13 @@ from fedclade.core.events import (
     Joined,
     Left,
     LeftOut,
+    Limited,
     Merged,
     Postponed,
     Reconnected,
     Refused,
     Regrouped,
     Rejected,
-    Released,
     Restart,
     Retried,
     Stationary,
@@ -95,7 +97,7 @@ from fedclade.core.plugins import (
     named,
     summary_of,
 )
-from fedclade.core.privacy_events import PrivateRelease, Withheld
+from fedclade.core.privacy_events import PrivateRelease, Released, Stepped, Withheld
 from fedclade.core.queries import (
     OWN,
     Ask,
@@ -133,6 +135,7 @@ __all__ = [
     "SENSITIVITY",
     "TOO_LATE",
     "VECTORS",
+    "Aggregation",
     "ArrayMapping",
     "Ask",
     "Buffered",
@@ -150,6 +153,7 @@ __all__ = [
     "DataChanged",
     "DataError",
     "DataSpec",
+    "DescriptorQuery",
     "Disconnected",
     "Displayed",
     "Empty",
@@ -168,6 +172,8 @@ __all__ = [
     "Layout",
     "Left",
     "LeftOut",
+    "Limited",
+    "Limits",
     "LocalRule",
     "LocalTraining",
     "Merged",
@@ -195,6 +201,7 @@ __all__ = [
     "Restart",
     "Retried",
     "Round",
+    "Rule",
     "RunError",
     "RunInterrupted",
     "ShiftQuery",
@@ -203,6 +210,7 @@ __all__ = [
     "Stationary",
     "Statistics",
     "StatisticsQuery",
+    "Stepped",
     "SubspaceQuery",
     "Sums",
     "TaskKind",
@@ -218,6 +226,7 @@ __all__ = [
     "at_prompt",
     "bring_to_disk",
     "call_own",
+    "centre_of",
     "check_arguments",
     "check_function",
     "check_module",
@@ -241,6 +250,7 @@ __all__ = [
     "make_folder",
     "matching",
     "mean",
+    "mean_of_all",
     "name_of",
     "named",
     "optimizer_class",

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from fedclade.core.descriptor_query import DescriptorQuery
 from fedclade.core.evaluation import Evaluation
 from fedclade.core.mixture import Mixture
 from fedclade.core.params import Layout
@@ -93,6 +94,12 @@ class Clients(ABC):
         """Let each client say whether its labels have shifted; see :class:`ShiftQuery`."""
         return self.ask(ShiftQuery(ids, round_number, share, by_label))
 
+    def descriptors(
+        self, ids: Sequence[int], model: Tensor, seed: int, components: int = 0, *, per_label: bool = True
+    ) -> Tensor:
+        """Let each client describe its training data by a model ``[S]``; see :class:`DescriptorQuery`."""
+        return self.ask(DescriptorQuery(ids, model, seed, components, per_label))
+
 
 class Workers(Clients):
     """Clients that do the work themselves, or reach those that do: a handler for each kind of query."""
@@ -113,7 +120,8 @@ class Workers(Clients):
     def ask(self, query: Query[R], /) -> R:
         """Put a query; return the reply."""
         of_models = self.handle_updates, self.handle_evaluation
-        return query.handled(Handlers(*of_models, self.handle_subspaces, self.handle_statistics, self.handle_shifts))
+        of_data = self.handle_subspaces, self.handle_statistics, self.handle_shifts, self.handle_descriptors
+        return query.handled(Handlers(*of_models, *of_data))
 
     @abstractmethod
     def handle_updates(self, query: UpdateQuery) -> Updates:
@@ -134,3 +142,7 @@ class Workers(Clients):
     @abstractmethod
     def handle_shifts(self, query: ShiftQuery) -> Tensor:
         """Return whose labels have shifted, bool ``[n]``."""
+
+    @abstractmethod
+    def handle_descriptors(self, query: DescriptorQuery) -> Tensor:
+        """Return descriptors, ``[n, 2 + B, C]``."""

@@ -113,12 +113,13 @@ class LeftOut(Event):
 
 
 @dataclass(frozen=True)
-class Released(Event):
-    """How many updates private clients sent in the round, by client."""
+class Limited(Event):
+    """Updates of clients were shortened, or weigh less than they say: how, by client."""
 
-    kind = "released"
+    kind = "limited"
 
-    clients: Mapping[int, int]
+    query: str
+    clients: Mapping[int, str]
 
 
 @dataclass(frozen=True)

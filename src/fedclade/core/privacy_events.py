@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedclade.core.events import Event
+
+
+@dataclass(frozen=True)
+class Released(Event):
+    """How many updates private clients sent in the round, by client."""
+
+    kind = "released"
+
+    clients: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Stepped(Event):
+    """How many noisy steps clients took in the round that sample each example at this rate, by client."""
+
+    kind = "stepped"
+
+    rate: float
+    clients: Mapping[int, int]
 
 
 @dataclass(frozen=True)

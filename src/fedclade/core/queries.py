@@ -23,6 +23,7 @@ from fedclade.core.statistics import Statistics
 from fedclade.core.updates import Updates
 
 if TYPE_CHECKING:
+    from fedclade.core.descriptor_query import DescriptorQuery
     from fedclade.core.shift_query import ShiftQuery
 
 Split = Literal["train", "validation", "test"]
@@ -286,6 +287,7 @@ class Handlers:
     subspaces: Callable[[SubspaceQuery], Tensor]
     statistics: Callable[[StatisticsQuery], Statistics]
     shifts: Callable[[ShiftQuery], Tensor]
+    descriptors: Callable[[DescriptorQuery], Tensor]
 
 
 class Ask(Protocol):

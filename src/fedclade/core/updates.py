@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fedclade.core.aggregation import Aggregation
 from fedclade.core.errors import UpdateError
 
 LARGEST_NORM = 1e18
@@ -76,6 +77,10 @@ class Updates:
         were asked for a choice, what each says.
     left_out
         Why each client that was queried, and is not among ``ids``, is left out.
+    limited
+        What was limited of each client's update or weight, and why.
+    aggregation
+        How updates of a cluster are aggregated, where that is robust; None: they have a mean.
     """
 
     ids: tuple[int, ...]
@@ -89,6 +94,8 @@ class Updates:
     parts: Tensor | None = None
     components: Tensor | None = None
     left_out: Mapping[int, str] = field(default_factory=dict[int, str])
+    limited: Mapping[int, str] = field(default_factory=dict[int, str])
+    aggregation: Aggregation | None = None
 
     @classmethod
     def received(
@@ -202,6 +209,7 @@ class Updates:
             parts=None if self.parts is None else self.parts[rows],
             components=None if self.components is None else self.components[rows],
             left_out=left_out,
+            limited={client: what for client, what in self.limited.items() if client in named},
         )
 
     def signatures_of(self, members: Sequence[int]) -> Tensor:
@@ -214,8 +222,9 @@ class Updates:
         Clients that are left out of one and answered in the other are no longer left out.
         """
         left_out = {c: why for c, why in {**self.left_out, **other.left_out}.items() if c not in self.ids + other.ids}
+        limited = {**self.limited, **other.limited}
         if not self.ids or not other.ids:
-            return replace(self if self.ids else other, left_out=left_out)
+            return replace(self if self.ids else other, left_out=left_out, limited=limited)
         if (sketches := self.sketches) is not None:
             sketches = torch.cat([sketches, other.signatures if other.sketches is None else other.sketches])
         sums = None
@@ -235,6 +244,8 @@ class Updates:
             parts=_joined(self.parts, other.parts),
             components=_joined(self.components, other.components),
             left_out=left_out,
+            limited=limited,
+            aggregation=self.aggregation,
         )
 
     @cached_property

@@ -19,6 +19,7 @@ from fedclade.data.load import check_data_settings, check_newcomers, load_federa
 from fedclade.data.own import OwnSettings, federation
 from fedclade.data.partition import PARTITIONS, Partition, Parts, partition_named, partition_pool
 from fedclade.data.planted import PlantedSettings, write_planted
+from fedclade.data.poisoned import Backdoor, LabelFlip, poisoned
 from fedclade.data.pool import Pool
 from fedclade.data.sheets import Rows, Sheet
 from fedclade.data.shift import SHIFTS, Shift, View, shift_named, shift_views
@@ -31,12 +32,14 @@ __all__ = [
     "SHIFTS",
     "SOURCES",
     "Augment",
+    "Backdoor",
     "ClientBlock",
     "ClientData",
     "ClientTable",
     "Drift",
     "Federation",
     "FilesSettings",
+    "LabelFlip",
     "OnClients",
     "OwnSettings",
     "Partition",
@@ -65,6 +68,7 @@ __all__ = [
     "open_folder",
     "partition_named",
     "partition_pool",
+    "poisoned",
     "pool_from_torch",
     "read_table",
     "rescaled",

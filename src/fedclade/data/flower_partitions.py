@@ -6,7 +6,8 @@ import contextlib
 import io
 import math
 import warnings
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,13 +24,29 @@ def pathological(pool: Pool, clients: int, seed: int, *, labels_per_client: int 
     return _partition("PathologicalPartitioner", pool, clients, seed, **options)
 
 
-def dirichlet(pool: Pool, clients: int, seed: int, *, alpha: float = 0.5, min_samples: int = 10) -> Parts:
-    """Draw for each label how it is spread over the clients: Dirichlet(alpha) (Yurochkin et al. 2019)."""
+def dirichlet(
+    pool: Pool,
+    clients: int,
+    seed: int,
+    *,
+    alpha: float = 0.5,
+    min_samples: int = 10,
+    balanced: bool = False,
+    tests: Literal["matched", "own"] = "matched",
+) -> Parts:
+    """Draw for each label how it is spread over the clients: Dirichlet(alpha) (Yurochkin et al. 2019).
+
+    With ``balanced``, as in the authors' code and in PFLlib's, a client that has more than its even share gets no
+    further labels. Clients are tested on ``matched`` examples of the source's test split; or that is shared out as
+    well, as in PFLlib, and each client holds back some of its ``own`` examples.
+    """
     require(
         ("alpha", alpha, 0 < alpha < math.inf, "above 0"), ("min_samples", min_samples, min_samples >= 0, "at least 0")
     )
-    options = {"alpha": float(alpha), "min_partition_size": min_samples, "self_balancing": False}
-    return _partition("DirichletPartitioner", pool, clients, seed, **options)
+    options = {"alpha": float(alpha), "min_partition_size": min_samples, "self_balancing": balanced}
+    if tests == "own":
+        pool = replace(pool, train=np.concatenate([pool.train, pool.test]))
+    return replace(_partition("DirichletPartitioner", pool, clients, seed, **options), test=tests)
 
 
 def shards(pool: Pool, clients: int, seed: int, *, shards_per_client: int = 2) -> Parts:

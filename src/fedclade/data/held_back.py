@@ -52,7 +52,8 @@ def share_out(
         names = None if parts.names is None else [parts.names[place] for place in places]
         return replace(parts, indices=[parts.indices[place] for place in places], names=names), places
     parts = partition_pool(pool, partition, clients=clients, **kept)
-    left = replace(pool, train=np.setdiff1d(pool.train, np.concatenate(parts.indices)))
+    taken = np.concatenate(parts.indices)  # of the test split as well, where that is shared out
+    left = replace(pool, train=np.setdiff1d(pool.train, taken), test=np.setdiff1d(pool.test, taken))
     if newcomers * (few or 1) > len(left.train):
         raise DataError(
             f"{newcomers} newcomers with {few} training examples each need {newcomers * (few or 1)}, but the other "

@@ -24,7 +24,7 @@ class Partition:
 
     split: Callable[..., Parts]
     description: str  # for ``fedclade ls partitions``
-    whole: bool = False  # whether the source's test split is shared out as well
+    whole: bool = False  # whether the source's test split is shared out as well, or it is where tests = "own"
     even: bool = False  # whether all clients get equally many examples, so that each must have samples_per_client
     by_place: bool = False  # whether clients differ by their place, so that newcomers are drawn from among all
 
@@ -53,7 +53,8 @@ def partition_pool(
     )
     if clients is not None and name != "natural":
         needed = (clients - len(other)) * (samples_per_client or 1) + sum(samples or 1 for samples in other.values())
-        there = len(pool.train) + (len(pool.test) if kind.whole else 0)
+        whole = kind.whole or arguments.get("tests") == "own"
+        there = len(pool.train) + (len(pool.test) if whole else 0)
         if needed > there:
             raise DataError(
                 f"{clients} clients with {samples_per_client or 1} training examples each need {needed}, but "

@@ -1,10 +1,13 @@
-"""The model that a client makes itself, of whatever it was given for it."""
+"""What a client makes itself for a question: the model, of whatever it was given for it, and sketches."""
 
 from __future__ import annotations
 
 from torch import nn
 
+from fedclade.channel import Signature, Sketch
+from fedclade.core import Layout, UpdateError
 from fedclade.data import Federation
+from fedclade.flower.wire import Content, shown
 from fedclade.models import Parts
 from fedclade.runs import Maker, module_for
 
@@ -18,3 +21,14 @@ def maker_of(model: nn.Module | str | Maker, federation: Federation, parts: Part
         return model if isinstance(model, nn.Module) else model(seed)
 
     return lambda seed: parts.applied(make(seed), seed)
+
+
+def read_sketch(content: Content, seed: int, layout: Layout, permuted: bool) -> Sketch | None:
+    """Return what is compared of an update, as the server asks for it."""
+    dim, of = content.get("dim", int), content.values.get("of", [])
+    if not isinstance(of, list) or not all(isinstance(pattern, str) for pattern in of):
+        raise UpdateError(f"'of' should be a list of patterns, got {shown(of)}")
+    if of and permuted:
+        raise UpdateError("asked for the updates of single parameters, which its permutation is there to hide")
+    kind = "projected" if dim else "full"
+    return Signature(kind=kind, dim=max(dim, 1), of=tuple(of)).sketch(seed, layout)

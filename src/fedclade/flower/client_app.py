@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypedDict
 
@@ -12,11 +13,12 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from fedclade.channel import Budget, DifferentialPrivacy
+from fedclade.channel import Adversary, Budget, Mechanism
 from fedclade.core import ConfigError, DataError, FedcladeError, checked
 from fedclade.data import Federation
 from fedclade.flower.client_handler import ClientHandler
-from fedclade.flower.keys import key_of
+from fedclade.flower.keys import key_of, read_keys
+from fedclade.flower.lying_handler import LyingHandler
 from fedclade.flower.policy import Policy
 from fedclade.flower.secret import read_secret
 from fedclade.flower.signing import signed, unsigned
@@ -38,6 +40,7 @@ class NodeSettings(TypedDict):
     folder: Path | None
     secret: str | None
     policy: Policy
+    peers: dict[str, int] | None
 
 
 _log = logging.getLogger(__name__)
@@ -51,20 +54,22 @@ def client_app(
     engine: str = "loop",
     device: str = "auto",
     encoding: str = "float32",
-    privacy: DifferentialPrivacy | None = None,
+    privacy: Mechanism | None = None,
     budget: Budget | None = None,
     task: Task | str | None = None,
     freeze: tuple[str, ...] = (),
     personal: tuple[str, ...] | Preset = (),
     adapter: LoRA | None = None,
     seed: int = 0,
+    adversary: Adversary | None = None,
 ) -> ClientApp:
     """Make the app that every SuperNode runs.
 
     What belongs to one client alone is in its node config: ``folder``, where it keeps what must last; ``secret-file``,
     the secret that clients share and the server does not know, by which all that travels is permuted (CFL eqs. 45, 46);
-    ``partition-id``, the number by which the server should know it, where it has one; and its policy, what it allows
-    the server to query (:class:`~fedclade.flower.policy.Policy`).
+    ``partition-id``, the number by which the server should know it, where it has one; ``peers-file``, a list of the
+    other clients' keys, as ``network.keys`` is; and its policy, what it allows the server to query
+    (:class:`~fedclade.flower.policy.Policy`).
 
     Parameters
     ----------
@@ -88,14 +93,18 @@ def client_app(
         Which parts the model has, as the server's :class:`~fedclade.RunSettings` say.
     seed
         The run's: it draws what is frozen of a model that is made from a seed.
+    adversary
+        How it lies, to try what a federation makes of it; of the kinds that need no other clients. It does not, if left
+        out.
 
     Returns
     -------
     ClientApp
         It answers every query; what it cannot answer it refuses, with the reason.
     """
+    make = ClientHandler if adversary is None else partial(LyingHandler, adversary=adversary)
     return app_for(
-        lambda context: ClientHandler(
+        lambda context: make(
             _federation(data_fn(context)),
             model,
             engine=engine,
@@ -126,8 +135,8 @@ def app_for(make: Callable[[Context], ClientHandler]) -> ClientApp:
 
     def answer(message: Message, context: Context) -> Message:
         try:
-            content = handler(context).answer(Content.of(message.content), context.state)
-            content = signed(content, message, key_of(context))
+            client, key = handler(context), key_of(context)
+            content = signed(client.answer(Content.of(message.content), context.state, key), message, key)
         except (FedcladeError, OSError) as error:  # such as data that is not there, a full disk, or its policy
             _log.warning("refused %s: %s", message.metadata.message_type, error)
             content = unsigned(refusal(str(error)), message)
@@ -148,12 +157,13 @@ def _federation(data: object) -> Federation:
 
 def node_settings(context: Context) -> NodeSettings:
     """Return what belongs to one client alone; a ConfigError if a value in its node's config cannot be used."""
-    folder, secret = context.node_config.get("folder"), context.node_config.get("secret-file")
+    folder, secret, peers = (context.node_config.get(name) for name in ("folder", "secret-file", "peers-file"))
     return {
         "number": _partition_of(context),
         "folder": None if folder is None else _made(Path(str(folder))),
         "secret": None if secret is None else read_secret(Path(str(secret))),
         "policy": Policy.of(context.node_config),
+        "peers": None if peers is None else read_keys(Path(str(peers))),
     }
 
 

@@ -14,36 +14,36 @@ from torch import Tensor, nn
 from fedclade.channel import (
     Budget,
     Channel,
-    DifferentialPrivacy,
-    Ledger,
+    ExamplePrivacy,
+    Mechanism,
     Permutation,
-    Signature,
     Sketch,
-    booked,
     check_encoding,
     client_side,
 )
-from fedclade.core import OWN, ConfigError, DataError, EvaluationQuery, Round, Split, UpdateError, importing_only
+from fedclade.core import OWN, DataError, EvaluationQuery, Split, UpdateError, Updates, importing_only
 from fedclade.data import Federation
-from fedclade.flower import wire
-from fedclade.flower.asked import maker_of
-from fedclade.flower.local_training import read_rule, read_spec
+from fedclade.flower import descriptors, wire
+from fedclade.flower.asked import maker_of, read_sketch
+from fedclade.flower.booking import privatizing_of
+from fedclade.flower.keys import Key
 from fedclade.flower.models_sent import models_of_mixture, read_mixture
-from fedclade.flower.node_store import NodeStore
+from fedclade.flower.node_store import NodeStore, uses_kept
 from fedclade.flower.policy import Policy
 from fedclade.flower.residuals import Residuals
 from fedclade.flower.secret import secret_digest, secret_model, seed_of
+from fedclade.flower.secure.member import Member, joined, training_of
+from fedclade.flower.secure.terms import STAGES
 from fedclade.flower.shifts import read_query
 from fedclade.flower.statistics import as_values
 from fedclade.flower.trainer import Trainer
+from fedclade.flower.training_asked import TrainingAsked
 from fedclade.flower.usage import Usage, UsageLog, cost_of
 from fedclade.flower.wire import Content, shown
 from fedclade.models import Parts
 from fedclade.runs import Maker
 from fedclade.tasks import FittedTask, Task
-from fedclade.training import SimulatedClients
-
-LARGEST_SKETCH = 2**20  # entries that a signature may be asked to have: memory is allocated for them
+from fedclade.training import PrivateSteps, SimulatedClients
 
 
 class ClientHandler:
@@ -62,11 +62,12 @@ class ClientHandler:
         engine: str = "loop",
         device: str = "cpu",
         encoding: str = "float32",
-        privacy: DifferentialPrivacy | None = None,
+        privacy: Mechanism | None = None,
         budget: Budget | None = None,
         folder: Path | None = None,
         secret: str | None = None,
         policy: Policy | None = None,
+        peers: Mapping[str, int] | None = None,
         task: Task | None = None,
         parts: Parts | None = None,
         seed: int = 0,
@@ -82,44 +83,33 @@ class ClientHandler:
         self._make = maker_of(model, federation, parts or Parts())
         self._number, self._folder, self._secret = number, folder, secret
         self._policy, self._usage_log = policy or Policy(), UsageLog(folder)
+        self._member = Member(self._policy, peers)
         self._imports = {*self._policy.imports, *([model] if isinstance(model, str) else [])}
         module, parts = self._make(seed), parts or Parts()
         personal = parts.personal_names(module)
 
         def workers(federation: Federation, task: FittedTask) -> SimulatedClients:
-            return SimulatedClients(federation, module, device, engine, task=task, personal=personal)
+            private = PrivateSteps.of(privacy, secret=True) if isinstance(privacy, ExamplePrivacy) else None
+            held = self._held(federation)
+            return SimulatedClients(held, module, device, engine, task=task, personal=personal, private=private)
 
         self._trainer = Trainer(federation, task or Task(), workers)
-        self._layout = self._trainer.workers.layout
-        self._permutation = None
+        self._layout, self._permutation = self._trainer.workers.layout, None
         if secret is not None:
             self._permutation = Permutation(seed_of(secret), self._layout.size, self._layout.n_parameters)
-        privatizing = None
-        if budget is not None and privacy is None:  # or whoever writes the run's config could turn the noise off
-            raise ConfigError(
-                f"this client may spend ε = {budget.epsilon:g}, and an update without noise has no bound; set "
-                "privacy.clip_norm and privacy.noise_multiplier"
-            )
-        if privacy is not None:
-            if folder is None:
-                raise ConfigError("a private client needs a folder for its ledger; set folder in its node config")
-            if budget is None:  # the noise is the run's to set: without a limit of its own nothing is promised
-                raise ConfigError(
-                    "privacy.clip_norm is set, and this client does not say what it may spend; set epsilon in its node "
-                    "config, or epsilon=inf for no bound"
-                )
-            privatizing = booked(privacy, Ledger(folder / "privacy.json", budget), "network")
-        self._client_side = partial(client_side, privatizing, self._permutation)
+        private = privatizing_of(privacy, budget, folder, {self._data.id: len(self._data.train)})
+        self._client_side = partial(client_side, private, self._permutation)
         self._residuals, self._exact = (Residuals(folder, each, self._layout) for each in (encoding, "float32"))
         self._sums = self._clients().ask(self._trainer.needs) if self._trainer.needs_all else None
         self._kept = NodeStore(folder)
 
-    def answer(self, content: Content, state: RecordDict | None = None) -> RecordDict:
+    def answer(self, content: Content, state: RecordDict | None = None, key: Key | None = None) -> RecordDict:
         """Return the answer to a query, which is counted before it leaves.
 
-        ``state`` is what Flower keeps of this client between two messages. A FedcladeError says why there is no answer,
-        such as what the client's policy forbids.
+        ``state`` is what Flower keeps of this client between two messages, and ``key`` its own, by which other clients
+        know it. A FedcladeError says why there is no answer, such as what the client's policy forbids.
         """
+        member, whole = self._member, content
         answers: Mapping[str, Callable[[Content], RecordDict]] = {
             "hello": self._register,
             "initial": self._initial,
@@ -129,6 +119,11 @@ class ClientHandler:
             "subspaces": self._subspaces,
             "statistics": self._statistics,
             "shifts": self._shifts,
+            "descriptors": self._descriptors,
+            "keys": lambda content: member.keys(content, state, key),
+            "shares": lambda content: member.shares(content, state),
+            "masked": lambda _: member.masked(whole, state, self._trained_for_sum, self._layout.n_parameters),
+            "unmask": lambda content: member.unmask(content, state),
         }
         kind = content.get("what", str)
         if kind not in answers:
@@ -136,24 +131,29 @@ class ClientHandler:
         mine = wire.layout_digest(self._layout)
         if kind != "hello" and (theirs := content.get("layout", str)) != mine:
             raise UpdateError(f"asked about a model of structure {theirs}, and has one of structure {mine}")
-        self._policy.check_kind(kind)
-        if self._trainer.needs_all and kind in ("train", "gradients", "evaluate", "subspaces"):
+        self._policy.check_kind("train" if kind in STAGES else kind)
+        answered = answers[kind]
+        if kind == "masked":
+            kind, content = "train", training_of(content)
+        elif not (kind in ("train", "gradients") and content.get("own", bool) and not content.get("shares", bool)):
+            self._policy.check_masked(kind)
+        if self._trainer.needs_all and kind in ("train", "gradients", "evaluate", "subspaces", "descriptors"):
             self._trainer.take(content.values)
         cost = cost_of(kind, content)
         self._policy.check_usage(self._usage_log.usage(state) + cost, len(self._data.train))
-        keeps = kind in ("train", "gradients", "evaluate") and (self._layout.personal or content.get("own", bool))
-        keeps = keeps or kind == "shifts"
-        keeps = keeps or (kind == "train" and ("rule" in content.values or content.json("spec").get("keep_state")))
-        keeps = keeps or (kind in ("train", "evaluate") and models_of_mixture(content) > 0)
-        if keeps:
+        if keeps := uses_kept(kind, content, bool(self._layout.personal)):
             self._kept.open(self._trainer.workers.store, content.get("run", str), state)
         with importing_only(self._imports):  # a server's message names nothing else that is imported here
-            answer = answers[kind](content)
+            answer = answered(content)
         if keeps and kind in ("train", "shifts"):
             self._kept.close(state)
         if cost != Usage():
             self._usage_log.write(self._usage_log.usage(state) + cost, state)
         return answer
+
+    def _held(self, federation: Federation) -> Federation:
+        """Return the data that it trains and evaluates on."""
+        return federation
 
     def _register(self, content: Content) -> RecordDict:
         truth = self._federation.true_clusters
@@ -161,7 +161,7 @@ class ClientHandler:
             {
                 "number": -1 if self._number is None else self._number,
                 "name": self._data.name,
-                "size": len(self._data.train),
+                "size": self._clients().sizes[self._data.id],
                 "schema": wire.to_json(self._federation.pool.schema),
                 "description": str(self._federation),
                 "layout": wire.layout_digest(self._layout),
@@ -190,53 +190,31 @@ class ClientHandler:
         self._policy.check_sum(len(self._data.train))
         return wire.record(as_values(self._sums))
 
-    def _train(self, content: Content) -> RecordDict:
-        kind, dim, examples = content.get("what", str), content.get("dim", int), len(self._data.train)
-        replicates, part_size = content.get("replicates", int), content.get("part_size", int)
-        if not (1 <= replicates <= examples and 0 <= replicates * part_size <= examples and 0 <= dim <= LARGEST_SKETCH):
-            parts = f"{replicates} parts" + (f" of {part_size}" if part_size else "")
-            raise UpdateError(f"asked for {parts} of {examples} training examples, compared by {dim} numbers each")
-        spec, rule = read_spec(content), read_rule(content) if kind == "train" else None
-        own, personal_epochs = content.get("own", bool), max(0, content.get("personal_epochs", int))
-        shares = own and content.get("shares", bool)
-        names, mixture = read_mixture(content, self._federation.pool.schema.labels)
-        if mixture is not None and (replicates > 1 or own or rule is not None or kind != "train"):
-            raise UpdateError("asked for something else of a mixture than one update of each of its models")
-        self._policy.check_models(len(names))
-        times = (1 if rule is None else rule.gradients) * max(1, len(names))
-        self._policy.check_training(spec, replicates, replicates * part_size or examples, personal_epochs, times)
-        this_round = Round(
-            number=content.get("round", int),
-            spec=spec,
-            seed=content.get("seed", int),
-            purpose=content.get("purpose", str),
-            query=content.get("query", int),
-            replicates=replicates,
-            part_size=part_size,
-            compares_parts=content.get("compares_parts", bool),
-            personal_epochs=personal_epochs,
-            rule=rule,
-            communicates="nothing" if own and not shares else "all",
-        )
-        goes_on = own and kind == "train" and "model" not in content.vectors
-        sent = names or [*([] if goes_on else ["model"]), *(["anchor"] if "anchor" in content.vectors else [])]
-        models = self._models(content, sent)
-        ids, rows = [self._data.id], [OWN if goes_on else 0]
-        if kind == "train":
-            sketch = self._sketch(content, this_round.seed) if replicates > 1 else None
-            anchors = [len(sent) - 1] if sent and mixture is None else None
+    def _trained(self, content: Content) -> Updates:
+        """Train, or take the gradient, as a question says; return the one update, with what is compared of parts."""
+        asked = TrainingAsked.read(content, self._policy, len(self._data.train), self._federation.pool.schema.labels)
+        models = self._models(content, asked.sent)
+        ids, rows = [self._data.id], [OWN if asked.goes_on else 0]
+        if asked.kind == "train":
+            sketch = self._sketch(content) if asked.round.replicates > 1 else None
+            anchors = [len(asked.sent) - 1] if asked.sent and asked.mixture is None else None
             updates = self._clients(sketch).train(
-                ids, models, rows, this_round, anchors, own=own, shares=shares, mixture=mixture
+                ids, models, rows, asked.round, anchors, own=asked.own, shares=asked.shares, mixture=asked.mixture
             )
         else:
-            updates = self._clients().gradients(ids, models, [0], this_round)
+            updates = self._clients().gradients(ids, models, [0], asked.round)
         if updates.left_out:
             raise UpdateError(updates.left_out[self._data.id])
+        return updates
+
+    def _train(self, content: Content) -> RecordDict:
+        updates, mixture = self._trained(content), models_of_mixture(content)
         loss = float(updates.losses[0])
-        residuals = self._residuals if replicates == 1 else self._exact  # with signatures behind it
+        residuals = self._residuals if content.values["replicates"] == 1 else self._exact  # with signatures behind it
         sizes = updates.required_deltas.shape[1], updates.n_parameters
-        trained = b"".join(content.vectors.get(name, b"") for name in names or ["model"])
-        what = f"{kind} {this_round.purpose}"
+        names = list(map(str, range(mixture))) or ["model"]
+        trained = b"".join(content.vectors.get(name, b"") for name in names)
+        what = f"{content.values['what']} {content.values['purpose']}"
         return wire.record(
             {
                 **{name: content.values[name] for name in ("what", "round", "query", "purpose")},
@@ -247,9 +225,22 @@ class ClientHandler:
                 **({} if updates.components is None else {"component": int(updates.components[0])}),
             },
             {}
-            if own and not shares
+            if not updates.required_deltas.shape[1]
             else {"update": residuals.encoded(updates.required_deltas[0], what, sizes if mixture else None)},
         )
+
+    def _trained_for_sum(self, content: Content) -> Updates:
+        """Train as :meth:`_trained` does; a sketch of the whole update comes last, if that is compared."""
+        if content.get("own", bool) or models_of_mixture(content):
+            raise UpdateError("asked to add up something else than the updates of one model that is sent")
+        updates = self._trained(content)
+        if not content.get("signs", bool) or (sketch := self._sketch(content)) is None:
+            return updates
+        update = updates.required_deltas[:, : updates.n_parameters]
+        return joined(updates, sketch.apply(update))
+
+    def _sketch(self, content: Content) -> Sketch | None:
+        return read_sketch(content, content.get("seed", int), self._layout, self._permutation is not None)
 
     def _evaluate(self, content: Content) -> RecordDict:
         split = content.get("split", str)
@@ -279,15 +270,10 @@ class ClientHandler:
         shifted = self._clients().ask(read_query(self._data.id, content))
         return wire.record({"round": content.get("round", int), "shifted": bool(shifted[0])})
 
-    def _sketch(self, content: Content, seed: int) -> Sketch | None:
-        """Return what is compared of each of several updates, as the server asks for it."""
-        dim, of = content.get("dim", int), content.values.get("of", [])
-        if not isinstance(of, list) or not all(isinstance(pattern, str) for pattern in of):
-            raise UpdateError(f"'of' should be a list of patterns, got {shown(of)}")
-        if of and self._permutation is not None:
-            raise UpdateError("asked for the updates of single parameters, which its permutation is there to hide")
-        kind = "projected" if dim else "full"
-        return Signature(kind=kind, dim=max(dim, 1), of=tuple(of)).sketch(seed, self._layout)
+    def _descriptors(self, content: Content) -> RecordDict:
+        query = descriptors.read_query(self._data.id, self._models(content, ["model"])[0], content)
+        self._policy.check_descriptor(len(self._data.train), query.shape(self._federation.pool.schema)[1])
+        return wire.record({}, {"descriptor": wire.raw_vector(self._clients().ask(query).flatten())})
 
     def _clients(self, sketch: Sketch | None = None) -> Channel:
         return Channel(self._trainer.workers, *self._client_side(sketch))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -13,7 +14,18 @@ from flwr.serverapp import Grid
 from torch import nn
 
 from fedclade.algorithms import Algorithm, build_algorithm
-from fedclade.channel import Channel, Meter, Nothing, Retrying, Streaming, Timing, check_local, server_side
+from fedclade.channel import (
+    Channel,
+    ExamplePrivacy,
+    Limiting,
+    Meter,
+    Nothing,
+    Retrying,
+    Streaming,
+    Timing,
+    check_local,
+    server_side,
+)
 from fedclade.core import ConfigError, DataSpec, Layout, StatisticsQuery, checked, owner_only, require
 from fedclade.flower import wire
 from fedclade.flower.admission import Identity
@@ -22,8 +34,10 @@ from fedclade.flower.exchange import Exchange
 from fedclade.flower.grid_clients import GridClients
 from fedclade.flower.initial_models import drawn_by_clients
 from fedclade.flower.keys import read_keys
-from fedclade.flower.limits import UpdateLimits
 from fedclade.flower.node_registry import NodeRegistry
+from fedclade.flower.secure.fits import check_sums
+from fedclade.flower.secure.setting import SecureAggregation
+from fedclade.flower.secure.terms import SecureRules
 from fedclade.runs import (
     Backend,
     Callback,
@@ -75,11 +89,19 @@ class Network:
     keys
         A file that lists the clients, with number and public key each; no others are admitted. Without one, a key is
         the client's that first joins with it.
-    largest_weight
-        How many times as much as the median client one may weigh; infinity for no limit.
-    largest_norm
-        How many times as long as the median update of its cluster one may be; a longer one is left out of the round.
-        Infinity for no limit.
+    largest_weight, largest_norm
+        What those of :class:`~fedclade.Aggregation` are over a network, unless they say something else themselves.
+    secure_aggregation
+        Whether the server gets sums of updates alone, one for each cluster (:mod:`fedclade.flower.secure`).
+    secure_fewest
+        A sum is of so many clients at least; smaller clusters keep their model.
+    secure_threshold
+        Share of a sum's clients that must stay for it to be had, above one half: the more, the more have to collude
+        with the server to see an update.
+    secure_neighbours
+        How many others each client shares masks with; 0 for all.
+    secure_clip
+        Largest magnitude of an entry of an update; what is larger is cut off.
 
     Raises
     ------
@@ -94,6 +116,11 @@ class Network:
     keys: str | None = None
     largest_weight: float = 2.0
     largest_norm: float = 20.0
+    secure_aggregation: bool = False
+    secure_fewest: int = 3
+    secure_threshold: float = 0.66
+    secure_neighbours: int = 0
+    secure_clip: float = 8.0
 
     def __post_init__(self) -> None:
         require(
@@ -103,7 +130,19 @@ class Network:
             ("network.identity", self.identity, self.identity in ("node", "number"), "'node' or 'number'"),
             ("network.largest_weight", self.largest_weight, self.largest_weight >= 1, "at least 1"),
             ("network.largest_norm", self.largest_norm, self.largest_norm >= 1, "at least 1"),
+            *self.rules.checks(self.clients if self.secure_aggregation else None),
         )
+
+    @property
+    def rules(self) -> SecureRules:
+        """The rules of secure aggregation."""
+        return SecureRules(self.secure_fewest, self.secure_threshold, self.secure_neighbours, self.secure_clip)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What a run's config notes: nothing of secure aggregation without it, as before there was any."""
+        told = asdict(self)
+        return {name: told[name] for name in told if self.secure_aggregation or not name.startswith("secure_")}
 
 
 @checked("grid")
@@ -175,6 +214,8 @@ def federate(
     settings.check_algorithm(algorithm, len(joined))
     settings.check_min_cluster_size(len(joined))
     check_local(settings.privacy)
+    if network.secure_aggregation:
+        check_sums(settings, algorithm)
     task = settings.task.of(joined.schema)
     registry.check_task(task.described)
     target = target_of(settings, task)
@@ -184,18 +225,23 @@ def federate(
     registry.check_layout(wire.layout_digest(layout))
     data = {"name": joined.schema.data, "description": joined.description}
     config = config or settings.as_config(algorithm, task, "auto", data=data, model=name)
-    config = {"network": asdict(network), **config}
+    config = {"network": network.described, **config}
     checkpointer = Checkpointer(path, config, settings.checkpoint_every, lambda: _fingerprint(joined.schema, layout))
     if (finished := checkpointer.finished()) is not None:
         return finished
     registry.wait(network.clients, network.wait)  # also for those of the folder, which need not be back yet
     settings, device, _ = checkpointer.resumed(settings, "cpu")
     budget = default_memory(torch.device(device)) if settings.memory is None else memory_bytes(settings.memory)
-    streams = decide_stream(settings, algorithm, len(joined) * layout.size * initial.itemsize, budget)
+    is_secure, size = network.secure_aggregation, len(joined) * layout.size * initial.itemsize
+    streams = is_secure or decide_stream(settings, algorithm, size, budget)
     sketch = settings.signature.sketch(settings.seed, layout)
     parted_by = settings.signature.sketch_of_parts(settings.seed, layout)
-    limits = UpdateLimits(network.largest_weight, network.largest_norm)
-    grid_clients = GridClients(exchange, registry, layout, task, parted_by, limits, network.wait)
+    of_network = {"largest_weight": network.largest_weight, "largest_norm": network.largest_norm}
+    limits = settings.aggregate.limits(untrusted=True, **of_network)
+    signed, of_sums = sketch if algorithm.compares and sketch else Nothing(), replace(limits, clip_above=math.inf)
+    told = Limiting(of_sums, layout.n_parameters, lambda: joined.sizes)  # by norms that clients tell
+    secure = SecureAggregation(network.rules, signed, told) if is_secure else None
+    grid_clients = GridClients(exchange, registry, layout, task, parted_by, network.wait, secure)
     labels = (joined.schema.labels or 0) if task.balanced else 0
     if registry.statistics is None and (registry.scaled or labels):
         query = StatisticsQuery(registry.connected, inputs=registry.scaled, labels=labels)
@@ -203,16 +249,20 @@ def federate(
     if registry.statistics is not None and labels:
         task = settings.task.of(joined.schema, registry.statistics.labels)
     joined.columns = registry.scales
-    retrying = Retrying(tells_releases=settings.privacy is not None)
+    by_example = isinstance(settings.privacy, ExamplePrivacy)
+    retrying = Retrying(tells_releases=settings.privacy is not None, sizes=joined.sizes if by_example else None)
     compared = Nothing() if streams and sketch is None else sketch  # an algorithm that compares has one
-    middleware = [Timing(meter), *server_side(retrying, compared, Streaming() if streams else None)]
+    limiting = Limiting.within(limits, layout.n_parameters, lambda: joined.sizes)
+    streaming = Streaming() if streams else None
+    arrival = server_side(retrying, compared, streaming, limiting, settings.aggregate)
+    middleware = [Timing(meter), *([retrying] if is_secure else arrival)]
     if registry.secret:
         drawn = drawn_by_clients(grid_clients, algorithm.initial_models)  # those of the server's seed are no secret
         initial = drawn[0] if algorithm.initial_models == 1 else drawn
     clients = ConnectedClients(Channel(grid_clients, *middleware), registry, path, network.wait)
     of_run = meter, retrying, None, sketch, streams, device, budget, task, None, settings.parts.common_entries(module)
     backend = Backend(clients, initial, grid_clients, *of_run)
-    history = History(joined, task, target, settings.min_cluster_size)
+    history = History(joined, task, target, least=settings.min_cluster_size)
     # Models reveal something of the clients' data, and the machine may have other users.
     with checkpointer, owner_only(), float32_products(False):
         return run_rounds(algorithm, backend, clients, checkpointer, history, settings, following)

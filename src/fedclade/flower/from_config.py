@@ -28,7 +28,7 @@ from fedclade.models import Preset
 from fedclade.runs import Callback, Run
 from fedclade.training import REMOTE, choose_device
 
-SIMULATED = ("faults", "newcomers", "presence")
+SIMULATED = ("faults", "newcomers", "presence", "adversary")
 """Sections of a config that a network does not need: there clients fail, come and go by themselves."""
 
 LISTS = (
@@ -84,13 +84,19 @@ class RunConfig:
         problems += [
             f"[{name}] is for simulations, where clients only act; leave it out" for name in SIMULATED if name in raw
         ]
+        problems += [
+            f"network.encoding = {apps.encoding!r} is for updates that are sent one by one, and those of "
+            "network.secure_aggregation = true are whole numbers of 32 bits; leave it out"
+            for network, apps in (each for each in found if isinstance(each, tuple))
+            if network.secure_aggregation and apps.encoding != "float32"
+        ]
         if problems:
             raise ConfigError("\n".join(problems))
         return cls(found[0], *found[1])
 
     def as_dict(self) -> dict[str, Any]:
         """Return the config with every default filled in, as a run folder has it."""
-        return {**self.config.as_dict(), "network": {**asdict(self.network), **asdict(self.apps)}}
+        return {**self.config.as_dict(), "network": {**self.network.described, **asdict(self.apps)}}
 
 
 def _listed(key: str, value: object) -> object:
@@ -219,6 +225,8 @@ def _data_folder(folder: str | None, path: str, rule: str) -> Path:
 def budget_of(context: Context) -> Budget | None:
     """Return what a client may spend: ``epsilon`` in its node config, at ``delta`` (1e-5 if left out).
 
+    It is that of the client with all its data, or of each of its examples if ``level`` is ``example``.
+
     Both are its own to choose. With the δ of the run's config, whoever writes that could set it near 1, where any
     number of releases costs next to no ε. A ConfigError if they are no numbers, or out of range.
     """
@@ -228,7 +236,8 @@ def budget_of(context: Context) -> Budget | None:
             raise ConfigError(f"{name} in the node config should be a number, got {value!r}")
     if "epsilon" not in budget:
         return None
-    return Budget(**{name: float(value) for name, value in budget.items()})
+    level = str(context.node_config.get("level", "client"))
+    return Budget(**{name: float(value) for name, value in budget.items()}, level=level)
 
 
 @lru_cache(maxsize=2)

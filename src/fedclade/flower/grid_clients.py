@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from fedclade.core import (
     DROPPED_OUT,
     OWN,
     TOO_LATE,
+    DescriptorQuery,
     Evaluation,
     EvaluationQuery,
     Layout,
@@ -30,14 +30,15 @@ from fedclade.core import (
     Updates,
     Workers,
 )
-from fedclade.flower import shifts, wire
+from fedclade.flower import descriptors, shifts, wire
 from fedclade.flower.backoff import Backoff
 from fedclade.flower.exchange import AT_ONCE, Exchange
-from fedclade.flower.limits import UpdateLimits
-from fedclade.flower.models_sent import ModelsSent, as_values, length_of, of_mixture
+from fedclade.flower.models_sent import ModelsSent, as_values, length_of, of_mixture, training_values
 from fedclade.flower.node_registry import NodeRegistry
 from fedclade.flower.policy import check_allowed
 from fedclade.flower.replies import Scores, UpdateReply, evaluation_of, read_scores, read_update, read_wins
+from fedclade.flower.secure.rounds import secure_updates
+from fedclade.flower.secure.setting import Members, SecureAggregation
 from fedclade.flower.statistics import summed
 from fedclade.flower.update_buffer import UpdateBuffer
 from fedclade.flower.wire import Content
@@ -65,10 +66,10 @@ class GridClients(Workers):
         By whose metrics clients are scored.
     sketch
         What the updates of parts of a client's data are compared by.
-    limits
-        How much an update may weigh, and how long it may be.
     wait
         Seconds to wait for any client, should all be gone in the middle of a round.
+    secure
+        By which updates are added up under masks; without, each is received by itself.
     """
 
     def __init__(
@@ -78,14 +79,14 @@ class GridClients(Workers):
         layout: Layout,
         task: FittedTask,
         sketch: Sketch | None = None,
-        limits: UpdateLimits | None = None,
         wait: float = 0.0,
+        secure: SecureAggregation | None = None,
     ) -> None:
         self._exchange, self._registry, self._wait = exchange, registry, wait
         self.layout, self._task = layout, task
         self._structure = wire.layout_digest(layout)
-        self._sketch, self._limits = sketch, limits or UpdateLimits(math.inf, math.inf)
-        self._backoff = Backoff()
+        self._sketch = sketch
+        self._backoff, self._secure = Backoff(), secure
         self._scored: dict[tuple[int, Split], int] = {}
         """Number of examples of a client's scores, on each split: it is always the same."""
 
@@ -106,30 +107,19 @@ class GridClients(Workers):
 
     @property
     def sizes(self) -> Mapping[int, int]:
-        """Number of training examples that each client counts with: what it registered with, within the limit."""
-        return self._limits.weights(self._registry.clients.sizes)
+        """Number of training examples that each client registered with."""
+        return self._registry.clients.sizes
 
     def handle_updates(self, query: UpdateQuery) -> Updates:
         """Let each client train from its model, or take the gradient at it; return the updates of those that answer."""
         kind, ids, this_round = query.kind, query.ids, query.round
-        sent = ModelsSent.of(query, self.layout.n_parameters)
-        if not query.is_secret:
-            self._limits.begin((kind, this_round.purpose, this_round.number), sent.starts)
-        repeated = {"round": this_round.number, "query": this_round.query, "purpose": this_round.purpose}
-        values = {
-            **repeated,
-            **{"seed": this_round.seed, "spec": wire.to_json(this_round.spec)},
-            **{
-                "replicates": this_round.replicates,
-                "part_size": this_round.part_size,
-                "compares_parts": this_round.compares_parts,
-                "dim": 0,
-                **(self._sketch.described if self._sketch else {}),
-                **{"own": query.own, "shares": query.shares, "personal_epochs": this_round.personal_epochs},
-            },
-            **as_values(query),
-            **({} if this_round.rule is None else {"rule": json.dumps(this_round.rule.described())}),
-        }
+        sent = ModelsSent.of(query)
+        values = training_values(query, self._sketch)
+        if self._secure is not None and not query.is_secret:
+            updates = secure_updates(self._secure, self, query, sent, values, self._members, self.layout.n_parameters)
+            check_allowed(kind, ids, updates.left_out, len(self._registry.connected))
+            return updates
+        repeated = {name: values[name] for name in ("round", "query", "purpose")}
         contents = {client: self.content(kind, values, vectors) for client, vectors in sent.vectors.items()}
         expected = {client: {"what": kind, **repeated, "model": name} for client, name in sent.names.items()}
         length, n_parameters = self._shape(query)
@@ -204,6 +194,11 @@ class GridClients(Workers):
         content, connected = self.content("shifts", shifts.described(query)), len(self._registry.connected)
         return shifts.asked(query, content, self.request, connected)
 
+    def handle_descriptors(self, query: DescriptorQuery) -> Tensor:
+        """Let each client describe its training data; those of a client that does not answer are all zeros."""
+        content = self.content("descriptors", descriptors.as_values(query), {"model": wire.raw_vector(query.model)})
+        return descriptors.asked(query, content, self.request, self._registry)
+
     def content(self, kind: str, values: Mapping[str, Any], vectors: Mapping[str, Array] | None = None) -> RecordDict:
         """Return the content of a request of a kind about this model."""
         values = {"what": kind, **values, "layout": self._structure, **self._registry.of_all}
@@ -271,10 +266,11 @@ class GridClients(Workers):
 
     def _checked(self, buffer: UpdateBuffer, query: UpdateQuery, left_out: Mapping[int, str]) -> Updates:
         updates = buffer.checked(self._shape(query)[1], query.round.number)
-        sizes = self.sizes
-        weights = torch.tensor([sizes[client] for client in updates.ids], dtype=updates.sizes.dtype)
-        updates = replace(updates, sizes=weights, left_out={**left_out, **updates.left_out})
-        return updates if query.is_secret else self._limits.admit(updates)  # what a client keeps affects no other
+        return replace(updates, left_out={**left_out, **updates.left_out})
+
+    @property
+    def _members(self) -> Members:
+        return Members(self._registry.clients.sizes, self._registry.keys)
 
     def _shape(self, query: UpdateQuery) -> tuple[int, int]:
         """Return how long an update is, and how much of it is compared."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 from flwr.app import Array
 
-from fedclade.core import OWN, ConfigError, EvaluationQuery, Layout, Mixture, UpdateError, UpdateQuery, packed
+from fedclade.channel import Sketch
+from fedclade.core import OWN, ConfigError, EvaluationQuery, Layout, Mixture, UpdateError, UpdateQuery
 from fedclade.flower import wire
-from fedclade.flower.limits import StartModel
 from fedclade.flower.wire import Content
 
 Vectors = Mapping[str, Array]
@@ -19,34 +20,28 @@ Vectors = Mapping[str, Array]
 
 @dataclass(frozen=True, eq=False)
 class ModelsSent:
-    """By client: the vectors of its message, the name of the model it trains from, and that model's norms, if sent."""
+    """By client: the vectors of its message, and the name of the model that it trains from."""
 
     vectors: Mapping[int, Vectors]
     names: Mapping[int, str]
-    starts: Mapping[int, StartModel]
 
     @classmethod
-    def of(cls, query: UpdateQuery, n_parameters: int) -> Self:
-        """Return what a query to train models of D = ``n_parameters`` parameters sends."""
+    def of(cls, query: UpdateQuery) -> Self:
+        """Return what a query to train models sends."""
         models, rows = query.models, dict(zip(query.ids, query.assignment, strict=True))
         if query.mixture is not None:
             vectors = of_mixture(query)
             name = wire.digest(b"".join(vectors[str(k)].data for k in range(len(models))))
-            start = StartModel.of(name, packed(models, n_parameters), len(models) * n_parameters)
-            return cls(dict.fromkeys(rows, vectors), dict.fromkeys(rows, name), dict.fromkeys(rows, start))
+            return cls(dict.fromkeys(rows, vectors), dict.fromkeys(rows, name))
         needs = query.round.uses_anchors or query.shares
         anchors = query.anchors if query.anchors is not None and needs else query.assignment
         arrays = wire.raw_vectors(models, [*query.assignment, *anchors])
         names = {row: wire.digest(array.data) for row, array in arrays.items()} | {OWN: wire.digest(b"")}
-        begins = dict(zip(rows, anchors if query.shares else query.assignment, strict=True))
-        of = set[int]() if query.is_secret else {*begins.values()}  # an update starts from what was sent, or the anchor
-        start = {row: StartModel.of(names[row], models[row], n_parameters) for row in of}
         sent: dict[int, Vectors] = {}
         for (client, row), anchor in zip(rows.items(), anchors, strict=True):
             places = {"model": row, **({"anchor": anchor} if anchor != row else {})}
             sent[client] = {name: arrays[place] for name, place in places.items() if place != OWN}
-        starts = {client: start[row] for client, row in begins.items() if row in start}
-        return cls(sent, {client: names[row] for client, row in rows.items()}, starts)
+        return cls(sent, {client: names[row] for client, row in rows.items()})
 
 
 def of_mixture(query: UpdateQuery | EvaluationQuery) -> Vectors:
@@ -60,6 +55,25 @@ def of_mixture(query: UpdateQuery | EvaluationQuery) -> Vectors:
 def as_values(query: UpdateQuery | EvaluationQuery) -> dict[str, int | bool]:
     """Return what a message says of the mixture that its models are: of how many; nothing if they are none."""
     return {"mixture": len(query.models), "by_label": query.mixture.by_label} if query.mixture else {}
+
+
+def training_values(query: UpdateQuery, sketch: Sketch | None) -> dict[str, Any]:
+    """Return what a query to train says; the sketch is what updates of parts of the data are compared by."""
+    this_round = query.round
+    return {
+        **{"round": this_round.number, "query": this_round.query, "purpose": this_round.purpose},
+        **{"seed": this_round.seed, "spec": wire.to_json(this_round.spec)},
+        **{
+            "replicates": this_round.replicates,
+            "part_size": this_round.part_size,
+            "compares_parts": this_round.compares_parts,
+            "dim": 0,
+            **(sketch.described if sketch else {}),
+            **{"own": query.own, "shares": query.shares, "personal_epochs": this_round.personal_epochs},
+        },
+        **as_values(query),
+        **({} if this_round.rule is None else {"rule": json.dumps(this_round.rule.described())}),
+    }
 
 
 def models_of_mixture(content: Content) -> int:

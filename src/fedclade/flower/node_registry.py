@@ -122,6 +122,11 @@ class NodeRegistry:
         """The clients that are connected."""
         return [client for client, one in self._registered.items() if one.node in self._connected]
 
+    @property
+    def keys(self) -> Mapping[int, str]:
+        """Each client's public key, in hexadecimal."""
+        return {client: one.key for client, one in self._registered.items()}
+
     def check_layout(self, layout: str) -> None:
         """Check that the server's model is built like the clients'; a ModelError if it is not."""
         if self._common is not None and layout != self._common.layout:

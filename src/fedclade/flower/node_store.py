@@ -9,12 +9,24 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from fedclade.core import CheckpointError, appear
-from fedclade.flower.wire import raw
+from fedclade.flower.models_sent import models_of_mixture
+from fedclade.flower.wire import Content, raw
 from fedclade.training import ClientStore
 
 FILE = "store.safetensors"  # in the client's folder
 
 _STATE = "fedclade.store"
+
+
+def uses_kept(kind: str, content: Content, personal: bool) -> bool:
+    """Whether what a client keeps matters to its answer, where parts of its model may be ``personal``."""
+    if kind in ("train", "gradients", "evaluate", "descriptors") and personal:
+        return True
+    if kind in ("train", "gradients", "evaluate") and content.get("own", bool):
+        return True
+    if kind == "train" and ("rule" in content.values or content.json("spec").get("keep_state")):
+        return True
+    return kind == "shifts" or (kind in ("train", "evaluate") and models_of_mixture(content) > 0)
 
 
 class NodeStore:

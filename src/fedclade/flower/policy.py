@@ -10,15 +10,18 @@ from fedclade.core import ConfigError, LocalTraining, PolicyError, UpdateError, 
 from fedclade.flower.usage import Usage
 from fedclade.flower.wire import shown
 
-QUERIES = ("train", "evaluate", "statistics", "gradients", "subspaces", "shifts")
+QUERIES = ("train", "evaluate", "statistics", "gradients", "subspaces", "shifts", "descriptors")
 """Kinds of queries that are about a client's data, and need its permission."""
 
 FORBIDS = "the client's policy forbids"
 """How a refusal begins by which the server sees that it will not get this answer, however often it asks."""
 
+CLEAR_SHARE = 2  # parameters for each number that may leave unmasked beside an update: see :class:`Policy`
 EXAMPLES_A_PARTING = 4  # training examples for each time that a client parts its data: see :class:`Policy`
 
 _NAMES = {"allow": "names of questions", "imports": "names such as 'my_models:resnet'"}
+
+_FLAGS = ("secure-aggregation",)
 
 _IN_ALL = {
     "max_releases": "updates in all",
@@ -32,7 +35,8 @@ class Policy:
     """What one client allows. It belongs to the client: no run can change it.
 
     The defaults let every algorithm run with its own defaults, but for those that query gradients (CFL with
-    ``similarity = "gradients"``, IFCA with ``average = "gradients"``), subspaces (PACFL) and shifts (FlexCFL).
+    ``similarity = "gradients"``, IFCA with ``average = "gradients"``), subspaces (PACFL), shifts (FlexCFL) and
+    descriptors (FLUX).
 
     A server that queries replicates gets sums over parts of the data. It knows which examples are in which part, so
     with as many partings as there are examples it could solve for every single one: hence ``max_partings``.
@@ -49,15 +53,20 @@ class Policy:
     min_part: int = 10  # fewest training examples that a replicate or a sum may be made from
     max_partings: int | None = None  # queries for replicates in all; None: one to every EXAMPLES_A_PARTING examples
     max_vectors: int = 5  # of a subspace
+    max_components: int = 100  # of a descriptor
     max_releases: int = 5_000  # updates that leave, in all
     max_evaluations: int = 50_000  # models that are scored, or trained for the client itself, in all
+    secure_aggregation: bool = False  # whether updates leave under masks alone, for a sum
+    min_group: int = 3  # fewest clients of a sum that an update may be part of
+    max_clear: int | None = None  # numbers that leave beside a masked update, as sketches do; None: D / CLEAR_SHARE
 
     def __post_init__(self) -> None:
         problems = [unknown("question in allow:", kind, QUERIES) for kind in self.allow if kind not in QUERIES]
         if problems:
             raise ConfigError("\n".join(problems))
-        limits = {name: value for name, value in asdict(self).items() if name not in _NAMES and value is not None}
-        lowest = {name: 0 if name in _IN_ALL else 1 for name in limits}
+        texts = {*_NAMES, *(flag.replace("-", "_") for flag in _FLAGS)}
+        limits = {name: value for name, value in asdict(self).items() if name not in texts and value is not None}
+        lowest = {name: 0 if name in _IN_ALL or name == "max_clear" else 1 for name in limits}
         require(*((_key(n), value, value >= lowest[n], f"at least {lowest[n]}") for n, value in limits.items()))
 
     @classmethod
@@ -76,12 +85,13 @@ class Policy:
                     given[key] = tuple(value.replace(",", " ").split())
                 else:
                     problems.append(f"{key} in the node config should be {_NAMES[key]}, got {shown(value)}")
-            elif key in names and type(value) is int:
+            elif key in names and type(value) is (bool if key in _FLAGS else int):
                 given[names[key]] = value
             elif key in names:
-                problems.append(f"{key} in the node config should be a whole number, got {shown(value)}")
+                kind = "true or false" if key in _FLAGS else "a whole number"
+                problems.append(f"{key} in the node config should be {kind}, got {shown(value)}")
             elif key.startswith(("max-", "min-")):
-                problems.append(unknown("limit in the node config:", key, names.keys() - _NAMES.keys()))
+                problems.append(unknown("limit in the node config:", key, names.keys() - {*_NAMES, *_FLAGS}))
         if problems:
             raise ConfigError("\n".join(problems))
         return cls(**given)
@@ -91,6 +101,31 @@ class Policy:
         if kind in QUERIES and kind not in self.allow:
             allowed = " ".join([*self.allow, kind])
             raise PolicyError(f'{FORBIDS} the question {kind!r}; to allow it, set allow="{allowed}" in its node config')
+
+    def check_masked(self, kind: str) -> None:
+        """Check that an update may leave as it is, without masks."""
+        if self.secure_aggregation and kind in ("train", "gradients"):
+            raise PolicyError(
+                f"{FORBIDS} updates outside of a sum (secure-aggregation in its node config); set "
+                "network.secure_aggregation = true in the run config"
+            )
+
+    def check_group(self, clients: int) -> None:
+        """Check of how many clients a sum is that an update should be part of."""
+        if clients < self.min_group:
+            raise PolicyError(
+                f"this client takes part in sums of at least {self.min_group} clients (min-group in its node config), "
+                f"and is asked for one of {clients}"
+            )
+
+    def check_clear(self, count: int, n_parameters: int) -> None:
+        """Check how many numbers leave unmasked beside an update of D = ``n_parameters``: what is compared."""
+        most = n_parameters // CLEAR_SHARE if self.max_clear is None else self.max_clear
+        if count > most:
+            raise PolicyError(
+                f"{FORBIDS} to send {count} numbers unmasked beside an update of {n_parameters} parameters, at most "
+                f"{most} (max-clear in its node config)"
+            )
 
     def check_training(
         self, spec: LocalTraining, replicates: int, examples: int, personal_epochs: int = 0, times: int = 1
@@ -126,6 +161,11 @@ class Policy:
     def check_vectors(self, count: int) -> None:
         """Check how many singular vectors of its inputs a client may send."""
         self._check("vectors of its data", count, "max_vectors")
+
+    def check_descriptor(self, examples: int, components: int) -> None:
+        """Check that a client has enough training examples, and may describe them by so many components."""
+        self.check_sum(examples)
+        self._check("components of a descriptor", components, "max_components")
 
     def check_usage(self, after: Usage, examples: int) -> None:
         """Check what a client with so many training examples would have answered in all, this answer included."""

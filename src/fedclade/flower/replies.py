@@ -41,6 +41,22 @@ def examples(content: Content, name: str) -> int:
     return count
 
 
+def read_repeated(content: Content, size: int, expected: Mapping[str, Any]) -> float | None:
+    """Check what an answer repeats of its query, and that it is from ``size`` training examples; return its loss.
+
+    None if it withholds the loss; an UpdateError if it answers something else.
+    """
+    for name, sent in expected.items():
+        if (got := content.get(name, type(sent))) != sent:
+            raise UpdateError(f"answer of {name} {shown(got)}, expected {sent!r}")
+    if (reported := examples(content, "size")) != size:
+        raise UpdateError(f"update from {reported} training examples, but the client joined with {size}")
+    loss = content.get("loss", float) if "loss" in content.values else None
+    if loss is not None and not abs(loss) <= LARGEST_LOSS:  # NaN is not less than anything
+        raise UpdateError(f"loss {loss:g}, expected one of at most {LARGEST_LOSS:g}")
+    return loss
+
+
 def read_update(
     content: Content,
     length: int,
@@ -57,17 +73,10 @@ def read_update(
     ``expected`` is what the answer must repeat of the query: the round, the number of the query, the model. With
     ``components`` above 0 it names one of so many.
     """
-    for name, sent in expected.items():
-        if (got := content.get(name, type(sent))) != sent:
-            raise UpdateError(f"answer of {name} {shown(got)}, expected {sent!r}")
+    loss = read_repeated(content, size, expected)
     encoding = content.get("encoding", str)
     if encoding not in ENCODINGS:
         raise UpdateError(f"update in the unknown encoding {shown(encoding)}")
-    if (reported := examples(content, "size")) != size:
-        raise UpdateError(f"update from {reported} training examples, but the client joined with {size}")
-    loss = content.get("loss", float) if "loss" in content.values else None
-    if loss is not None and not abs(loss) <= LARGEST_LOSS:  # NaN is not less than anything
-        raise UpdateError(f"loss {loss:g}, expected one of at most {LARGEST_LOSS:g}")
     component = content.get("component", int) if components else None
     if component is not None and not 0 <= component < components:
         raise UpdateError(f"component {component}, expected one of {components}, from 0")

@@ -24,7 +24,7 @@ _FORMAT = 1
 class Usage:
     """What a client has answered so far; ``policy.json`` has these fields."""
 
-    releases: int = 0  # updates, gradients and subspaces, each replicate by itself
+    releases: int = 0  # updates, gradients, subspaces and descriptors, each replicate by itself
     partings: int = 0  # queries for replicates: each parts the data anew
     evaluations: int = 0  # models that were scored, or trained for the client itself; words on whether data shifted
 
@@ -75,7 +75,7 @@ def cost_of(kind: str, content: Content) -> Usage:
         return Usage(releases=replicates * models, partings=int(replicates > 1))
     if kind == "evaluate":
         return Usage(evaluations=max(1, len(content.vectors)))  # without any it is the client's own
-    return Usage(releases=int(kind == "subspaces"), evaluations=int(kind == "shifts"))
+    return Usage(releases=int(kind in ("subspaces", "descriptors")), evaluations=int(kind == "shifts"))
 
 
 def _read(path: Path) -> Usage:

@@ -29,7 +29,7 @@ LONGEST_JSON = 10_000  # characters of a value that is JSON; a data spec and a l
 LARGEST_VALUES = 2**20  # bytes of all of a message besides its vectors; lists of scores take some ten for each model
 LONGEST_REASON = 300  # characters of a reason that the other side gives
 
-T = TypeVar("T", str, int, float, bool)
+T = TypeVar("T", str, int, float, bool, bytes)
 
 _VALUES, _VECTORS = "fedclade", "vectors"
 

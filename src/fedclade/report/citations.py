@@ -27,6 +27,7 @@ CITED: Mapping[str, str] = {
     "fedem": "marfoq2021fedem",
     "fedrc": "guo2024fedrc",
     "pacfl": "vahidian2023pacfl",
+    "flux": "fenoglio2025flux",
     "stocfl": "zeng2023stocfl",
     "ditto": "li2021ditto",
     "apfl": "deng2020apfl",

@@ -25,6 +25,7 @@ from fedclade.report.estimates import (
     Estimate,
     all_columns,
     chosen_heading,
+    honest_heading,
 )
 from fedclade.report.formats import count
 from fedclade.report.plots import comparison_plot
@@ -205,6 +206,7 @@ class Comparison(ComparisonFiles):
                 score.name: Estimate.of(score.mean(s) for s in summaries if score.is_of(s)) for score in self.scores
             },
             worst10=Estimate.of(self.scores[0].worst_tenth(s) for s in summaries if self.scores[0].is_of(s)),
+            honest=Estimate.of(self.scores[0].of_honest(s) for s in summaries),
             chosen=Estimate.of(self.scores[0].of_chosen(s) for s in summaries),
             gap_closed=Estimate.of(self._gap_closed(s) for s in summaries),
             **{name: Estimate.of(get(s) for s in summaries) for name, get in NUMBERS.items()},
@@ -217,6 +219,8 @@ class Comparison(ComparisonFiles):
             "algorithm": all(row.label.startswith(row.algorithm) for row in self.rows),
             "data": len({row.data for row in self.rows}) == 1,
             chosen_heading(self.scores[0]): all(row.chosen is None for row in self.rows),
+            honest_heading(self.scores[0]): all(row.honest is None for row in self.rows),
+            "backdoor": all(row.attack_success is None for row in self.rows),
             "rounds to target": all(row.rounds_to_target is None for row in self.rows),
             "traffic to target": all(row.bytes_to_target is None for row in self.rows),
         }

@@ -22,7 +22,10 @@ STRIP = 0.05
 LABELLED = 0.02
 """True clusters of a smaller share of the clients have no label in the strip."""
 
-METRICS = {"l1": "L1 distance", "l2": "L2 distance", "cosine": "cosine distance", "angle": "angle in degrees"}
+METRICS = {
+    **{"l1": "L1 distance", "l2": "L2 distance", "cosine": "cosine distance"},
+    **{"angle": "angle in degrees", "descriptor": "distance of descriptors"},
+}
 
 
 def clustering_step(run: Run) -> tuple[int, Clustered] | None:
@@ -33,7 +36,7 @@ def clustering_step(run: Run) -> tuple[int, Clustered] | None:
 
 def compared(step: Clustered) -> str:
     """Return what of the clients was compared in a step."""
-    return "data" if step.metric == "angle" else "updates"
+    return "data" if step.metric in ("angle", "descriptor") else "updates"
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ CHOSEN = "Chosen round: the test score of the round that is best on validation d
 NUMBERS: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
     "ari": lambda s: s["clusters"]["ari"],
     "clusters": lambda s: s["clusters"]["found"],
+    "attack_success": lambda s: s.get("adversary", {}).get("attack_success"),
     "chosen_round": lambda s: s["chosen"]["round"] if "chosen" in s else None,
     "rounds_to_target": lambda s: s["target"]["rounds_to_target"],
     "bytes_to_target": lambda s: s["target"]["bytes_to_target"],
@@ -77,6 +78,9 @@ class ComparisonRow:
     bytes: Estimate | None
     """Sent and received by all clients."""
     seconds: Estimate | None
+    honest: Estimate | None = None
+    """Mean score of honest clients; None without adversaries, as is the success of a backdoor."""
+    attack_success: Estimate | None = None
 
     @property
     def words(self) -> dict[str, str]:
@@ -85,11 +89,13 @@ class ComparisonRow:
 
     @property
     def estimates(self) -> dict[str, Estimate | None]:
-        """All numbers, as files call them; those of a chosen round only where there is one."""
+        """All numbers, as files call them; those of a chosen round and of adversaries only where there are some."""
         (first, score), *others = self.scores.items()
         numbers: dict[str, Estimate | None] = {first: score, "worst10": self.worst10, **dict(others)}
-        names = [*NUMBERS, "gap_closed", "chosen"]
-        kept = [name for name in names if not name.startswith("chosen") or self.chosen is not None]
+        names = [*NUMBERS, "gap_closed", "chosen", "honest"]
+        there = {"chosen": self.chosen, "chosen_round": self.chosen}
+        there |= {"honest": self.honest, "attack_success": self.attack_success}
+        kept = [name for name in names if name not in there or there[name] is not None]
         return numbers | {name: getattr(self, name) for name in kept}
 
 
@@ -156,6 +162,11 @@ def chosen_heading(score: Score) -> str:
     return "chosen round, %" if score.share else "chosen round"
 
 
+def honest_heading(score: Score) -> str:
+    """Return what stands over test scores of honest clients."""
+    return "honest, %" if score.share else "honest"
+
+
 def all_columns(scores: Sequence[Score]) -> Columns:
     """Return the columns of rows with some metrics, of which the first counts."""
 
@@ -168,6 +179,8 @@ def all_columns(scores: Sequence[Score]) -> Columns:
         "seeds": lambda row: str(len(row.seeds)),
         first.heading: written(first),
         chosen_heading(first): lambda row: write_with_interval(first, row.chosen),
+        honest_heading(first): lambda row: write_with_interval(first, row.honest),
+        "backdoor": lambda row: write_mean(row.attack_success, 2),
         "worst tenth, %" if first.share else "worst tenth": lambda row: write_score(first, row.worst10),
         **{score.heading: written(score) for score in others},
         **COLUMNS,

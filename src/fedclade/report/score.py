@@ -97,6 +97,10 @@ class Score:
         """Return the mean score of the round that validation data chose, on one split; None without such a round."""
         return summary.get("chosen", {}).get(split, {}).get(self.name)
 
+    def of_honest(self, summary: Mapping[str, Any]) -> float | None:
+        """Return the mean score of a run's honest clients; None of a run without adversaries."""
+        return summary.get("adversary", {}).get("scores", {}).get(self.name, {}).get("honest")
+
     def worst_tenth(self, summary: Mapping[str, Any]) -> float:
         """Return the mean score of the worst tenth of a run's clients."""
         return summary[self.name]["worst10_mean"]

@@ -18,6 +18,7 @@ from fedclade.core import (
     TOO_LATE,
     Disconnected,
     LeftOut,
+    Limited,
     Node,
     ParameterTree,
     Reconnected,
@@ -116,6 +117,7 @@ def facts(run: Run) -> Iterator[tuple[str, str]]:
         yield "recovery", f"ARI {number(clusters['ari'])}, NMI {number(clusters['nmi'])}"
         if (inside := sum(clusters["sizes"])) < s["clients"] and (ari := clusters.get("ari_assigned")) is not None:
             yield "", f"ARI {number(ari)} of the {count(inside, 'client')} in a cluster"
+    yield from _adversaries(s)
     if own := s.get("own_models"):
         yield "own models", f"{own} of {count(s['clients'], 'client')} served with one"
     yield from _target(s)
@@ -123,6 +125,8 @@ def facts(run: Run) -> Iterator[tuple[str, str]]:
     if lost := [why for _, event in events_of(run.events, LeftOut) for why in event.clients.values()]:
         absent = sum(why in (DROPPED_OUT, TOO_LATE) for why in lost)
         yield "left out", f"{count(len(lost), 'answer')}: {absent:,} absent, {len(lost) - absent:,} unusable"
+    if limited := [client for _, event in events_of(run.events, Limited) for client in event.clients]:
+        yield "limited", f"{count(len(limited), 'answer')} of {count(len(set(limited)), 'client')}"
     if privacy := s.get("privacy"):
         yield "privacy", _privacy(**privacy)
     if withheld := sum(event.clusters for _, event in events_of(run.events, Withheld)):
@@ -133,10 +137,34 @@ def facts(run: Run) -> Iterator[tuple[str, str]]:
     yield "time", f"{duration(seconds['total'])}: {phases}"
 
 
-def _privacy(epsilon: float | None, delta: float, releases: int, model: str = "local", **more: Any) -> str:
+def _adversaries(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the lines about adversaries, and how honest clients fare beside them."""
+    if (told := summary.get("adversary")) is None:
+        return
+    score, clusters = Score.all_of(summary)[0], told["clusters"]
+    of_each = told["scores"][score.name]
+    shown = f"honest {score.label} {score.text(of_each['honest'])}, worst tenth {score.text(of_each['honest_worst10'])}"
+    yield "adversaries", f"{len(told['ids']):,} of {count(summary['clients'], 'client')}, {told['kind']}; {shown}"
+    alone, beside = (
+        count(clusters["of_adversaries"], "cluster"),
+        queries.adversaries(clusters["adversaries_with_honest"]),
+    )
+    found = "" if told["ari_honest"] is None else f"; ARI {number(told['ari_honest'])} of honest clients"
+    yield "", f"{alone} of adversaries alone, {beside} in clusters with honest clients{found}"
+    if told["attack_success"] is not None:
+        yield "", f"backdoor: succeeds with {percent(told['attack_success'])} of honest clients' test examples"
+
+
+def _privacy(
+    epsilon: float | None, delta: float, releases: int, steps: int | None = None, model: str = "local", **more: Any
+) -> str:
     spent = "clipped, without noise" + (" on everything" if model == "central" else "")
     if epsilon is not None:
-        spent = f"{_epsilon(epsilon)} at δ = {delta:g}, user level, towards {more.get('towards', 'everybody')}"
+        spent = f"{_epsilon(epsilon)} at δ = {delta:g}"
+    if steps is not None:
+        return f"{spent} for each example; {count(steps, 'noisy step')} of the client that spent most"
+    if epsilon is not None:
+        spent += f", client level, towards {more.get('towards', 'everybody')}"
     if model != "central":
         return f"{spent}; {count(releases, 'update')} of the client that sent most"
     if epsilon is not None and more.get("epsilon_public") not in (None, epsilon):

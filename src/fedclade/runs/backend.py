@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 import torch
@@ -14,11 +12,16 @@ from torch import Tensor, nn
 from fedclade.algorithms import Algorithm
 from fedclade.channel import (
     Absence,
-    Aggregating,
+    Answering,
+    CentralPrivacy,
     Channel,
+    DifferentialPrivacy,
+    ExamplePrivacy,
     FaultInjection,
     Faults,
+    Limiting,
     Meter,
+    NoisySums,
     Nothing,
     Permutation,
     Retrying,
@@ -26,32 +29,24 @@ from fedclade.channel import (
     Streaming,
     Timing,
     Traffic,
+    arrived,
     client_side,
     keyed_noise,
+    privatizing,
     received,
     server_side,
-    simulated_privacy,
 )
-from fedclade.core import (
-    Clients,
-    ConfigError,
-    DataSpec,
-    FedcladeError,
-    Layout,
-    ModelError,
-    ParameterTree,
-    StatisticsQuery,
-    Workers,
-    check_module,
-    rng,
-)
+from fedclade.core import Clients, Layout, ParameterTree, StatisticsQuery, Workers, rng
 from fedclade.data import Federation, statistics
-from fedclade.models import Parts, build_model
+from fedclade.runs.adversaries import Adversaries
+from fedclade.runs.models import Maker, initial_models
 from fedclade.runs.settings import RunOptions, RunSettings, settings_from
+from fedclade.runs.stream import decide_stream
 from fedclade.tasks import FittedTask
 from fedclade.training import (
     Actors,
     ClientStore,
+    PrivateSteps,
     RayClients,
     Setup,
     SimulatedClients,
@@ -61,12 +56,6 @@ from fedclade.training import (
     taken_by,
     updates_at_once,
 )
-
-Maker = Callable[[int], nn.Module]
-"""Makes a module whose initial parameters depend on a seed alone."""
-
-SHARE_OF_UPDATES = 4
-"""A run streams by itself if the updates of all clients would take more than one part in so many of its memory."""
 
 _log = logging.getLogger(__name__)
 
@@ -81,14 +70,15 @@ class Backend:
     meter: Meter
     retrying: Retrying
     permutation: Permutation | None  #: the clients' secret P, where it is known: in a simulation, not in a network
-    sketch: Sketch | None
+    sketch: Sketch | None  #: None: what clusters cache of updates is permuted as these are
     streams: bool  #: whether the server keeps no updates
     device: str  #: ``cpu`` or ``cuda``
     memory: int  #: bytes that the data and the training of a round may take
     task: FittedTask
     absence: Absence | None = None  #: in a simulation: which clients are away
     common: Tensor | None = None  #: which entries of a model all clusters have in common, ``[S]``
-    aggregating: Aggregating | None = None  #: what puts noise on sums, in a simulation
+    adversaries: Adversaries | None = None  #: in a simulation that has some
+    noisy_sums: NoisySums | None = None  #: what puts noise on sums, in a simulation with central privacy
 
     @classmethod
     def simulated_by(
@@ -103,12 +93,13 @@ class Backend:
         taken: str | None = None,
         faults: Faults | None = None,
         actors: Actors | None = None,
+        adversaries: Adversaries | None = None,
         **options: Unpack[RunOptions],
     ) -> Backend:
         """Simulate the clients of a federation; see :func:`fedclade.simulate`.
 
         ``taken`` is the engine of a run that is continued, see :attr:`SimulatedClients.engine_taken
-        <fedclade.training.clients.SimulatedClients.engine_taken>`.
+        <fedclade.training.clients.SimulatedClients.engine_taken>`. With ``adversaries`` limits left to ``auto`` act.
         """
         settings = settings_from(settings, options).completed(algorithm)
         seed, signature, privacy = settings.seed, settings.signature, settings.privacy
@@ -122,7 +113,7 @@ class Backend:
         secret = rng.torch_seed(seed, "the clients' secret")
         permutation = Permutation(secret, layout.size, layout.n_parameters) if settings.permute else None
         keys = federation.keys
-        if privacy and layout.size > layout.n_parameters:
+        if isinstance(privacy, DifferentialPrivacy) and layout.size > layout.n_parameters:
             _log.warning(
                 "noise is put on %d buffers of the model too, and can turn BatchNorm's variances negative; take a "
                 "model without buffers, such as one with GroupNorm",
@@ -130,33 +121,49 @@ class Backend:
             )
         sketch = signature.sketch(seed, layout)
         bytes_each = layout.size * initial.itemsize
-        streams = decide_stream(settings, algorithm, len(federation) * bytes_each, budget, remote)
+        held, lying = (federation, None) if adversaries is None else (adversaries.federation, adversaries.lying)
+        sheltered = remote and lying is None  # adversaries are one middleware: what actors send meets it here
+        if adversaries is not None and adversaries.settings.knowing:
+            settings = replace(settings, stream=False)
+        streams = decide_stream(settings, algorithm, len(federation) * bytes_each, budget, sheltered)
         # An algorithm that compares has a sketch; under central privacy there is none.
         compared = Nothing() if settings.is_central or (streams and sketch is None) else sketch
         at_once = updates_at_once(bytes_each, initial.device, budget)
         streaming = Streaming(federation.sizes, at_once) if streams else None
-        private, answering, aggregating = simulated_privacy(privacy, keyed_noise(keys), settings.client_fraction)
-        retrying = Retrying(tells_releases=private is not None)
+        # Whom a limit leaves out depends on others' updates, which the guarantee of noise on sums does not allow.
+        limits = settings.aggregate.limits(untrusted=lying is not None and not settings.is_central)
+        told = (lambda: federation.sizes) if lying is None else (lambda: lying.weights(federation.sizes))
+        limiting = Limiting.within(limits, layout.n_parameters, told)
+        by_example = PrivateSteps.of(privacy) if isinstance(privacy, ExamplePrivacy) else None
+        private = privatizing(privacy, federation.sizes, keys)
+        central = privacy if isinstance(privacy, CentralPrivacy) else None
+        answering = Answering(central, keyed_noise(keys))
+        noisy_sums = NoisySums(central, settings.client_fraction)
+        retrying = Retrying(tells_releases=private is not None, sizes=federation.sizes if by_example else None)
         of_clients = [
-            *client_side(private, permutation, signature.sketch_of_parts(seed, layout), answering),
+            *client_side(private, permutation, signature.sketch_of_parts(seed, layout), lying, answering),
             *([FaultInjection(faults, keys, layout.n_parameters)] if faults else []),
         ]
         meter, taken, absence = Meter(), taken_by(engine, taken), Absence(layout.n_parameters)
-        if remote:  # all that makes a reply small is done where it is made
+        if remote:
             counted = Meter()
-            inside = [*of_clients, Traffic(counted), *received(compared, streaming)]
+            inside = [*of_clients, Traffic(counted), *received(compared, streaming, limiting if streams else None)]
             memory = None if settings.memory is None else budget
-            setup = Setup(federation, module, task, personal, inside, counted, memory)
+            setup = Setup(held, module, task, personal, inside if sheltered else (), counted, memory, by_example)
             workers: Workers = RayClients(setup, actors, asked, taken, meter)
-            clients = Channel(workers, Timing(meter), absence, retrying, aggregating)
         else:
-            workers = SimulatedClients(federation, module, device, engine, budget, taken, task, personal)
-            arrival = Timing(meter), Traffic(meter), absence, *server_side(retrying, compared, streaming)
-            clients = Channel(workers, *of_clients, *arrival, aggregating)
+            workers = SimulatedClients(held, module, device, engine, budget, taken, task, personal, by_example)
+        if sheltered:  # all that makes a reply small is done where it is made
+            last = arrived(retrying, settings.aggregate, None if streams else limiting)
+            clients = Channel(workers, Timing(meter), absence, *last, noisy_sums)
+        else:
+            last = server_side(retrying, compared, streaming, limiting, settings.aggregate)
+            clients = Channel(workers, *of_clients, Timing(meter), Traffic(meter), absence, *last, noisy_sums)
         initial = permutation.apply(initial) if permutation else initial
         common = settings.parts.common_entries(module)
-        of_run = meter, retrying, permutation, sketch, streams, device, budget, task, absence, common
-        return cls(clients, initial, workers, *of_run, aggregating)
+        kept = sketch if algorithm.compares else Nothing()
+        of_run = meter, retrying, permutation, kept, streams, device, budget, task, absence, common, adversaries
+        return cls(clients, initial, workers, *of_run, noisy_sums)
 
     @property
     def settled(self) -> dict[str, Any]:
@@ -197,105 +204,3 @@ def fitted_task(settings: RunSettings, federation: Federation) -> FittedTask:
     if settings.task.class_weights == "balanced":
         counts = statistics(federation, StatisticsQuery(federation.ids, labels=schema.labels or 0)).labels
     return settings.task.of(schema, counts)
-
-
-def model_name(model: nn.Module | str | Maker, seed: int) -> str:
-    """Return the name that a model was asked for by, or that of its class."""
-    if isinstance(model, str):
-        return model
-    return type(model if isinstance(model, nn.Module) else _made(model, seed)).__name__
-
-
-def initial_models(
-    model: nn.Module | str | Maker,
-    schema: DataSpec,
-    seed: int,
-    algorithm: Algorithm,
-    budget: int | None = None,
-    parts: Parts | None = None,
-) -> tuple[nn.Module, Tensor]:
-    """Return a module of a run's own, and its initial models ``[S]`` or ``[initial_models, S]``, not permuted.
-
-    Each model after the first is drawn from a seed of its own. Raises a ConfigError if the model is unknown, several
-    are needed and the one given cannot be made anew, or they take more bytes than the ``budget``.
-    """
-    parts = parts or Parts()
-    module = _module(model, schema, seed, parts)
-    first = (layout := parts.layout(module)).flatten(module)
-    if algorithm.initial_models == 1:
-        return module, first
-    if isinstance(model, nn.Module):
-        raise ConfigError(
-            f"{type(algorithm).__name__} starts from {algorithm.initial_models} different models, and a module is only "
-            "one; give the model's name, or a function that makes a module from a seed"
-        )
-    if parts.adapter is not None and not parts.adapter.train:
-        raise ConfigError(
-            f"{type(algorithm).__name__} starts from {algorithm.initial_models} different models, and adapters all "
-            "begin as the base, since B is zero; name what is trained besides, such as a head, in model.adapter.train"
-        )
-    if budget is not None and (needed := algorithm.initial_models * first.numel() * first.itemsize) > budget:
-        raise ConfigError(
-            f"{type(algorithm).__name__} starts from {algorithm.initial_models} models, which take "
-            f"{needed / 1e9:.1f} GB, and the run may take {budget / 1e9:.1f} GB; ask for fewer, or raise the memory"
-        )
-    seeds = (rng.torch_seed(seed, "initial model", number) for number in range(1, algorithm.initial_models))
-    others = (layout.flatten(_module(model, schema, each, parts)).to(first) for each in seeds)
-    return module, torch.stack([first, *others])
-
-
-def _module(model: nn.Module | str | Maker, schema: DataSpec, seed: int, parts: Parts) -> nn.Module:
-    if isinstance(model, str):
-        return parts.applied(module_for(model, schema, seed), seed)
-    if isinstance(model, nn.Module):
-        check_module(model)  # before it is copied, which can fail for the same reason
-        model = copy.deepcopy(model)
-    return parts.applied(model if isinstance(model, nn.Module) else _made(model, seed), seed)
-
-
-def _made(make: Maker, seed: int) -> nn.Module:
-    """Return the module that a user's function makes from a seed, checked."""
-    try:
-        module: Any = make(seed)
-    except FedcladeError:
-        raise
-    except Exception as error:
-        raise ModelError(f"making the model from seed {seed} failed: {type(error).__name__}: {error}") from error
-    if not isinstance(module, nn.Module):
-        raise ModelError(f"a function that makes a model should return a torch.nn.Module, got {type(module).__name__}")
-    return module
-
-
-def module_for(name: str, schema: DataSpec, seed: int, arguments: Mapping[str, Any] | None = None) -> nn.Module:
-    """Build a model by name for some data; see :func:`fedclade.models.build_model`."""
-    return build_model(
-        name,
-        input_shape=schema.input_shape,
-        outputs=schema.outputs,
-        task=schema.task,
-        vocabulary_size=schema.vocabulary_size,
-        seed=seed,
-        arguments=arguments,
-    )
-
-
-def decide_stream(settings: RunSettings, algorithm: Algorithm, size: int, budget: int, remote: bool = False) -> bool:
-    """Decide whether to stream, given the bytes of all clients' updates and those that may be taken.
-
-    Updates that come from ``remote`` actors are only sent one by one if they have to be.
-    """
-    if settings.is_central:
-        return True
-    if settings.stream != "auto":
-        return settings.stream
-    if algorithm.needs_updates or (size <= budget // SHARE_OF_UPDATES and not remote):
-        return False
-    can = settings.signature.kind == "projected" or not algorithm.compares
-    if not can and size > budget // SHARE_OF_UPDATES:
-        _log.warning(
-            "the updates of all clients take %.1f GB, the run may take %.1f GB; with signature.kind = 'projected' it "
-            "would stream and keep none of them",
-            size / 1e9,
-            budget / 1e9,
-        )
-    return can

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fedclade.algorithms import Algorithm, State
-from fedclade.channel import Absence, Channel
+from fedclade.channel import Absence, Channel, Lying
 from fedclade.core import (
     Clients,
     DataChanged,
@@ -141,11 +141,12 @@ class Churn:
         seed: int,
         timetable: Timetable | None = None,
         absence: Absence | None = None,
+        lying: Lying | None = None,
     ) -> ChurningClients:
         """Return the clients of :meth:`everybody`, of which an algorithm sees those that are there.
 
         Those that leave are drawn from all, by the seed. Those that are away by the timetable are named to the
-        ``absence``, the middleware that leaves them out.
+        ``absence``, the middleware that leaves them out, and so are adversaries that come late.
         """
         late = () if federation.newcomers is None else federation.newcomers.ids
         joins = {} if self.join_round is None else dict.fromkeys(late, self.join_round)
@@ -154,7 +155,7 @@ class Churn:
             drawn = rng.generator(seed, "leave").choice(list(clients.ids), len(late), replace=False).tolist()
             leaves = dict.fromkeys(sorted(drawn), self.leave_round)
         everybody = self.everybody(federation) if federation.stages else None
-        return ChurningClients(clients, joins, leaves, timetable, absence, everybody)
+        return ChurningClients(clients, joins, leaves, timetable, absence, everybody, lying)
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,10 +187,11 @@ class ChurningClients(Channel, ComingAndGoing):
         timetable: Timetable | None = None,
         absence: Absence | None = None,
         federation: Federation | None = None,
+        lying: Lying | None = None,
     ) -> None:
         super().__init__(clients)
         self._joins, self._leaves, self._federation = joins, leaves, federation
-        self._timetable, self._absence = timetable, absence or Absence(0)
+        self._timetable, self._absence, self._lying = timetable, absence or Absence(0), lying
         self._at(1)
 
     @property
@@ -204,6 +206,8 @@ class ChurningClients(Channel, ComingAndGoing):
         """Number of training examples of each client that is there."""
         held = self._federation
         sizes = self._clients.sizes if held is None else held.in_round(self._number).sizes
+        if held is not None and self._lying is not None:
+            sizes = self._lying.weights(sizes)
         if not self._joins and not self._leaves:
             return sizes
         return {client: sizes[client] for client in self.ids}
@@ -221,7 +225,7 @@ class ChurningClients(Channel, ComingAndGoing):
 
     def begin(self, algorithm: Algorithm, state: State, this_round: Round) -> tuple[State, list[Event]]:
         """Begin a round: let clients come and go; return the next state and the events of that."""
-        self._at(this_round.number)
+        self._at(this_round.number, state.tree)
         changed = self._changed()
         events: list[Event] = [DataChanged(0, changed)] if changed else []
         if left := [client for client, number in self._leaves.items() if number == self._number]:
@@ -261,11 +265,15 @@ class ChurningClients(Channel, ComingAndGoing):
         now, before = (self._federation.in_round(number).by_id for number in (self._number, self._number - 1))
         return tuple(client for client in self.ids if now[client] is not before[client])
 
-    def _at(self, number: int) -> None:
-        """Go on to a round."""
+    def _at(self, number: int, tree: ParameterTree | None = None) -> None:
+        """Go on to a round, with the clusters as they are then."""
         self._number = number
         if self._timetable is not None:
             self._absence.away = self._timetable.away(number)
+        if self._lying is not None:
+            self._lying.begin(number, tree)
+            there = frozenset[int]() if self._timetable is None else self._absence.away
+            self._absence.away = there | self._lying.late
 
     def _gone(self, client: int) -> bool:
         return client in self._leaves and self._number >= self._leaves[client]

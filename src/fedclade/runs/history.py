@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
@@ -14,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from fedclade.algorithms import RoundLog, State
-from fedclade.channel import CentralPrivacy, Release, mechanism
 from fedclade.clustering import SplitCriteria, separation_gap
-from fedclade.core import ClientRegistry, DataSpec, Evaluation, Layout, ParameterTree, PrivateRelease
+from fedclade.core import ClientRegistry, DataSpec, Evaluation, Layout, ParameterTree
+from fedclade.runs.adversaries import Adversaries
+from fedclade.runs.spending import spent
 from fedclade.runs.store.contents import plain
 from fedclade.runs.store.row_table import Block, RowTable
 from fedclade.runs.store.run import FORMAT, Row, Run
@@ -35,6 +35,7 @@ class History:
     registry: ClientRegistry
     task: FittedTask
     target: tuple[str, float] | None = None
+    adversaries: Adversaries | None = None
     least: int = 1  # members of a cluster that anything is said of
     metrics: list[Row] = field(default_factory=list[Row])
     clusters: list[Row] = field(default_factory=list[Row])
@@ -155,26 +156,14 @@ class History:
         }
         if self.task.balanced and self.task.weights is not None:  # by which newcomers weigh too
             summary["class_weights"] = self.task.weights.tolist()
+        if self.adversaries is not None:
+            summary["adversary"] = self.adversaries.summary(last, final, tree, truth)
         section = config.get("privacy", {})
-        if privacy := mechanism(section):
-            central = isinstance(privacy, CentralPrivacy)
-            summary["privacy"] = privacy.spent(self._releases()) if central else privacy.spent(self._most_releases())
+        if privacy := spent(section, self.events):
+            summary["privacy"] = privacy
         if section.get("min_cluster_size", 1) > 1:
             summary["clusters"]["min_size"] = section["min_cluster_size"]
         return summary
-
-    def _releases(self) -> list[Release]:
-        """Return what was released with noise on sums, or as choices."""
-        names = [each.name for each in fields(Release)]
-        rows = [event for event in self.events if event["kind"] == PrivateRelease.kind]
-        return [Release(**{name: row[name] for name in names if name in row}) for row in rows]
-
-    def _most_releases(self) -> int:
-        """Return how many updates the client sent that sent most."""
-        sent: Counter[str] = Counter()
-        for event in self.events:
-            sent.update(event.get("clients", {}) if event["kind"] == "released" else {})
-        return max(sent.values(), default=0)
 
     def _cluster_row(self, number: int, node: int, criteria: SplitCriteria, log: RoundLog) -> Row:
         row: Row = {"round": number, "node": node, "clients": len(criteria.members)}

@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from fedclade.algorithms import Algorithm, Local, build_algorithm
-from fedclade.channel import Signature, mechanism
-from fedclade.clustering import Assignment, all_of
+from fedclade.channel import Signature, mechanism_of
+from fedclade.clustering import Assignment, all_of, without_labels
 from fedclade.core import ConfigError, LocalTraining, ParameterTree, Round, RunError, checked
 from fedclade.data import Federation
 from fedclade.models import PARTS, Parts
-from fedclade.runs.backend import Backend, Maker, module_for
+from fedclade.runs.backend import Backend
+from fedclade.runs.models import Maker, module_for
 from fedclade.runs.store import Run
 from fedclade.runs.store.contents import Row
 from fedclade.runs.store.newcomers import Newcomers, score_columns
@@ -40,6 +41,7 @@ def assign(
     engine: str | None = None,
     memory: int | str | None = None,
     only_fitting: bool = False,
+    members: Federation | None = None,
 ) -> Newcomers:
     """Give every newcomer one of a run's models, and measure what that is worth to it.
 
@@ -65,6 +67,9 @@ def assign(
     only_fitting
         Give a newcomer the deepest model on its way that fits it, the root's if none does. By default it gets that of
         the leaf that it comes to, as CFL's Algorithm 4 has it, and is only told whether it fits.
+    members
+        The run's own clients. Where they are given, newcomers need no labels to be assigned: they go to the leaf whose
+        members' data is most like theirs, as the root's model sees it. Labels are still looked at for scoring.
 
     Raises
     ------
@@ -76,10 +81,16 @@ def assign(
     UpdateError
         If a newcomer's training diverges.
     """
-    newcomers = newcomers.in_round(run.summary["rounds"])
-    arrival = Arrival.of(run, newcomers, algorithm, model, task, local, device=device, engine=engine, memory=memory)
+    last = run.summary["rounds"]
+    newcomers, given = newcomers.in_round(last), (algorithm, model, task, local)
+    arrival = Arrival.of(run, newcomers, *given, device=device, engine=engine, memory=memory)
     with float32_products(run.config.get("tf32", False)), closing(arrival.backend):
-        assignments = arrival.assignments()
+        if members is None:
+            assignments = arrival.assignments()
+        else:
+            theirs = Arrival.of(run, members.in_round(last), *given, device=device, engine=engine, memory=memory)
+            with closing(theirs.backend):
+                assignments = arrival.without_labels(theirs)
         paths = [each.fitting if only_fitting else each.path for each in assignments]
         scores = arrival.scores(assignments, [path[-1] for path in paths])
     truth = _true_clusters_of_leaves(run)
@@ -130,7 +141,7 @@ class Arrival:
             engine=engine or here(config.get("engine", "auto")),
             seed=seed,
             permute=config.get("privacy", {}).get("permute", False),
-            privacy=mechanism(config.get("privacy", {})),
+            privacy=mechanism_of(config.get("privacy", {})),
             freeze=parts.freeze,
             personal=parts.personal,
             adapter=parts.adapter,
@@ -159,6 +170,11 @@ class Arrival:
     def assignments(self) -> list[Assignment]:
         """Return where each newcomer goes."""
         return list(self.algorithm.assign(self.tree, self.backend.clients.ids, self.backend.clients, self.last))
+
+    def without_labels(self, members: Arrival) -> list[Assignment]:
+        """Return where each newcomer goes if it has no labels, given the run's own clients."""
+        clients = self.backend.clients
+        return without_labels(self.tree, clients.ids, clients, members.backend.clients, self.last.seed)
 
     def scores(self, assignments: Sequence[Assignment], nodes: Sequence[int]) -> dict[str, list[float]]:
         """Return the columns of :func:`score_columns`, for newcomers that get the models of some nodes.

@@ -163,6 +163,7 @@ def run_round(
     evaluation: Evaluation | None = None
     validation: Evaluation | None = None
     served: Mapping[int, int] = {}
+    success: float | None = None
     if evaluated or algorithm.finished(state):
         served = algorithm.serve(state, clients)
         asked = panel(state.tree, clients.ids, settings.evaluate_clients, settings.seed)
@@ -177,10 +178,15 @@ def run_round(
         if settings.evaluate_validation:
             found = clients.evaluate(asked, models, rows, "validation", **together)
             validation = found if found.ids else None
+        if (adversaries := backend.adversaries) is not None:
+            success = adversaries.attacked(clients, asked, models, rows, together.get("mixture"))
         _warn_of_losses(number, answered)
     log = replace(log, events=(*events, *backend.retrying.told()))
     cost = meter.since(before, perf_counter() - start)
     cost |= {} if clients.present is None else {"clients_present": clients.present}
+    if backend.adversaries is not None:
+        truth = training.history.registry.in_round(number).true_clusters
+        cost |= backend.adversaries.columns(evaluation, state.tree, truth, success)
     row = training.history.add(number, state, log, cost, evaluation, served, validation)
     training.number, training.state = number, state
     return row, log.events
@@ -225,7 +231,7 @@ def step(
         after = replace(after, tree=with_common(after.tree, backend.common, clients.sizes))
     named = {event.node for event in log.events if isinstance(event, TooFew)}
     alone = [event for event in clients.left_alone(state.tree, after.tree) if event.node not in named]
-    released = () if backend.aggregating is None else backend.aggregating.told()
+    released = () if backend.noisy_sums is None else backend.noisy_sums.told()
     events = (*backend.retrying.closed(this_round.number), *released, *alone, *log.events)
     return after, replace(log, events=events)
 

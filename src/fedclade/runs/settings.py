@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypedDict
 
 from fedclade.algorithms import Algorithm, describe
-from fedclade.channel import CentralPrivacy, DifferentialPrivacy, Signature, refusal
-from fedclade.core import ConfigError, LocalTraining, checked, require, unknown
+from fedclade.channel import CentralPrivacy, DifferentialPrivacy, ExamplePrivacy, Mechanism, Signature, refusal
+from fedclade.core import Aggregation, ConfigError, LocalTraining, checked, require
 from fedclade.models import LoRA, Parts, Preset
 from fedclade.tasks import FittedTask, Task, build_task
 
@@ -66,6 +66,9 @@ class RunSettings:
         What the data and the training of a round may take, in bytes or as ``"2GB"``; by default a quarter of the
         machine's or the GPU's memory. Where clients need more, they train in several blocks. In a network: what the
         updates may take.
+    aggregate
+        How the updates of each cluster become one: by their mean, or by a robust rule, and within which limits; see
+        :class:`~fedclade.Aggregation`.
     min_clients
         A cluster of which fewer clients answer in a round keeps its model, and is not split.
     permute
@@ -73,8 +76,10 @@ class RunSettings:
         network: whether the clients share a secret that gives the permutation.
     privacy
         How clients clip their updates, and how much noise they add; None for neither. In a network only clients can do
-        that, and the run notes it. Or :class:`~fedclade.channel.CentralPrivacy`, in a simulation: noise on sums alone.
-        Clients are then sampled one by one, each with probability ``client_fraction``.
+        that, and the run notes it. :class:`~fedclade.ExamplePrivacy` in place of :class:`~fedclade.DifferentialPrivacy`
+        lets them train by DP-SGD, which protects each of their examples. Or, in a simulation,
+        :class:`~fedclade.channel.CentralPrivacy`: noise on sums alone. Clients are then sampled one by one, each with
+        probability ``client_fraction``.
     min_cluster_size
         Clusters with fewer members are merged into others, and nothing is released or reported of them.
     checkpoint_every
@@ -103,9 +108,10 @@ class RunSettings:
     signature: Signature = field(default_factory=Signature)
     stream: Stream = "auto"
     memory: int | str | None = None
+    aggregate: Aggregation = field(default_factory=Aggregation)
     min_clients: int = 1
     permute: bool = False
-    privacy: DifferentialPrivacy | CentralPrivacy | None = None
+    privacy: Mechanism | None = None
     min_cluster_size: int = 1
     checkpoint_every: Every = "auto"
 
@@ -160,9 +166,9 @@ class RunSettings:
         Raises
         ------
         ConfigError
-            If the algorithm cannot go with the local training; if the run should stream, and the algorithm needs the
-            updates of single clients or compares full ones; if clients are private, and the algorithm asks them for
-            more than updates. One line for each.
+            If the algorithm cannot go with the local training or the rule of aggregation; if the run should stream, and
+            the algorithm or the rule needs the updates of single clients, or full ones are compared; if clients are
+            private, and the algorithm asks them for more than updates. One line for each.
         MissingExtraError
             If clients are private and ``dp-accounting`` is not installed.
         """
@@ -172,7 +178,14 @@ class RunSettings:
             algorithm.check_training(self.local)
         except ConfigError as error:
             problems.append(str(error))
-        if self.stream is True and algorithm.needs_updates:
+        if self.aggregate.is_robust and (why := algorithm.needs_mean(clients, self.client_fraction)):
+            problems.append(f"aggregate.rule = '{self.aggregate.rule}': {why}")
+        if self.stream is True and self.aggregate.is_robust:
+            rule = self.aggregate.rule
+            problems.append(
+                f"stream = true: aggregate.rule = '{rule}' needs the updates of single clients; set stream = false"
+            )
+        elif self.stream is True and algorithm.needs_updates:
             problems.append(f"stream = true: {name} needs the updates of single clients; set stream = false")
         if self.stream is True and self.signature.kind == "full" and algorithm.compares:
             problems.append(
@@ -186,11 +199,18 @@ class RunSettings:
             )
         if self.is_central and self.stream is False:
             problems.append('privacy.model = "central" gives the server sums alone; set stream = true, or leave it out')
+        if self.is_central and self.aggregate.looks_at_updates:
+            problems.append(
+                'privacy.model = "central": rules and limits of [aggregate] look at updates of single clients, and the '
+                f"server has none; leave them out, rule = '{self.aggregate.rule}' among them"
+            )
         if self.privacy and (what := algorithm.asks(clients, self.client_fraction)):
             problems.append(str(refusal(f"{what} that {name} asks for")))
         if problems:
             raise ConfigError("\n".join(problems))
-        if isinstance(self.privacy, DifferentialPrivacy):
+        if isinstance(self.privacy, ExamplePrivacy):
+            self.privacy.epsilon({})
+        elif isinstance(self.privacy, DifferentialPrivacy):
             self.privacy.epsilon(1)
         elif self.privacy:
             self.privacy.spent([])
@@ -216,6 +236,7 @@ class RunSettings:
             "data": data,
             "model": {"name": model, **self.parts.as_dict()},
             "signature": asdict(self.signature),
+            **({} if self.aggregate == Aggregation() else {"aggregate": asdict(self.aggregate)}),
             "target": dict(self.target) if isinstance(self.target, Mapping) else {task.metrics[0].name: self.target},
             **({} if self.task == Task() else {"task": self.task.described}),
             "privacy": self._privacy_section(),
@@ -224,8 +245,8 @@ class RunSettings:
 
     def _privacy_section(self) -> dict[str, Any]:
         least = {"min_cluster_size": self.min_cluster_size} if self.min_cluster_size > 1 else {}
-        model = {"model": "central"} if self.is_central else {}
-        return {"permute": self.permute, **model, **(asdict(self.privacy) if self.privacy else {}), **least}
+        noted = {} if self.privacy is None else self.privacy.section
+        return {"permute": self.permute, **noted, **least}
 
 
 class RunOptions(TypedDict, total=False):
@@ -247,29 +268,12 @@ class RunOptions(TypedDict, total=False):
     signature: Signature | None
     stream: Stream
     memory: int | str | None
+    aggregate: Aggregation | None
     min_clients: int
     permute: bool
-    privacy: DifferentialPrivacy | CentralPrivacy | None
+    privacy: Mechanism | None
     min_cluster_size: int
     checkpoint_every: Every
-
-
-def target_of(settings: RunSettings, task: FittedTask) -> tuple[str, float] | None:
-    """Return which metric should reach what; a ConfigError if there is no such metric, or it cannot be reached."""
-    if settings.target is None:
-        return None
-    given = settings.target if isinstance(settings.target, Mapping) else {task.metrics[0].name: settings.target}
-    if not given:
-        return None
-    if len(given) > 1:
-        raise ConfigError(f"[target] should name one metric, got {', '.join(given)}")
-    ((name, score),) = given.items()
-    known = {metric.name: metric for metric in task.metrics}
-    if name not in known:
-        raise ConfigError(unknown("metric in [target]:", name, known))
-    if known[name].share:
-        require((f"target.{name}", score, 0 < score <= 1, "greater than 0 and at most 1"))
-    return name, float(score)
 
 
 def settings_from(settings: RunSettings | None, options: RunOptions) -> RunSettings:

@@ -11,18 +11,21 @@ from typing import Any, Unpack
 from torch import nn
 
 from fedclade.algorithms import Algorithm, build_algorithm
-from fedclade.channel import Faults
+from fedclade.channel import Adversary, Faults
 from fedclade.core import checked
 from fedclade.data import Federation
-from fedclade.runs.backend import Backend, Maker, fitted_task, model_name
+from fedclade.runs.adversaries import Adversaries
+from fedclade.runs.backend import Backend, fitted_task
 from fedclade.runs.callbacks import Callback, Callbacks, OnRound
 from fedclade.runs.checkpointer import Checkpointer
 from fedclade.runs.churn import Churn, fingerprint
 from fedclade.runs.history import History
+from fedclade.runs.models import Maker, model_name
 from fedclade.runs.progress import progress_shown
 from fedclade.runs.rounds import run_rounds
-from fedclade.runs.settings import RunOptions, RunSettings, settings_from, target_of
+from fedclade.runs.settings import RunOptions, RunSettings, settings_from
 from fedclade.runs.store import Run
+from fedclade.runs.targets import target_of
 from fedclade.runs.validation import check_validation
 from fedclade.training import Actors, actors_from, check_engine, float32_products
 
@@ -39,6 +42,7 @@ def simulate(
     actors: Actors | int | None = None,
     tf32: bool = False,
     faults: Faults | None = None,
+    adversary: Adversary | None = None,
     presence: Churn | None = None,
     callbacks: Sequence[Callback] = (),
     on_round: OnRound | None = None,
@@ -76,6 +80,8 @@ def simulate(
         Let a GPU round the factors of float32 products to 10 bits, which is faster.
     faults
         How often clients drop out of a round, are too late, or send what cannot be used; never, if left out.
+    adversary
+        Which clients lie, and how; none, if left out. Summaries score honest clients apart.
     presence
         When the federation's newcomers join, when clients leave, and at which hours they are there; if left out, all
         are there all the time.
@@ -104,7 +110,8 @@ def simulate(
     ------
     ConfigError
         If an argument is out of range, a name is unknown, a run that cannot stream should, the algorithm starts from
-        several models, and the one given cannot be made anew, or it asks private clients for more than updates.
+        several models, and the one given cannot be made anew, it asks private clients for more than updates, or there
+        cannot be such adversaries.
     MissingExtraError
         If clients are private and ``dp-accounting`` is not installed, or the engine is ``ray`` and Ray is not.
     EngineError
@@ -136,6 +143,8 @@ def simulate(
     if settings.evaluate_validation:
         check_validation(everybody)
     task = fitted_task(settings, federation)
+    (adversary or Adversary()).check_stream(settings.stream, central=settings.is_central)
+    adversaries = Adversaries.drawn(adversary, everybody, task, settings.seed)
     target = target_of(settings, task)
     config = config or settings.as_config(
         algorithm,
@@ -146,6 +155,7 @@ def simulate(
         faults=asdict(faults or Faults()),
         newcomers={"clients": newcomers, "join_round": presence.join_round, "leave_round": presence.leave_round},
         **({} if presence.trace is None else {"presence": presence.of_trace}),
+        **({"adversary": asdict(adversary)} if adversary else {}),
     )
     config = {**config, "tf32": tf32}
     every = settings.checkpoint_every
@@ -155,10 +165,20 @@ def simulate(
         return finished
     settings, device, taken = checkpointer.resumed(settings, device)
     backend = Backend.simulated_by(
-        everybody, model, algorithm, settings, device=device, engine=engine, taken=taken, faults=faults, actors=actors
+        everybody,
+        model,
+        algorithm,
+        settings,
+        device=device,
+        engine=engine,
+        taken=taken,
+        faults=faults,
+        actors=actors,
+        adversaries=adversaries,
     )
-    present = presence.among(backend.clients, federation, settings.seed, timetable, backend.absence)
-    history = History(everybody.roster, task, target, settings.min_cluster_size)
+    lying = None if adversaries is None else adversaries.lying
+    present = presence.among(backend.clients, federation, settings.seed, timetable, backend.absence, lying)
+    history = History(everybody.roster, task, target, adversaries=adversaries, least=settings.min_cluster_size)
     bar = progress_shown(progress, config["algorithm"]["name"], settings.rounds, following)
     with checkpointer, float32_products(tf32), closing(backend), bar as following:
         return run_rounds(algorithm, backend, present, checkpointer, history, settings, following)

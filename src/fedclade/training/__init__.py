@@ -8,6 +8,7 @@ from fedclade.training.auto import ENGINES, REMOTE, check_engine
 from fedclade.training.clients import SimulatedClients
 from fedclade.training.device import choose_device, float32_products
 from fedclade.training.memory import default_memory, memory_bytes, updates_at_once
+from fedclade.training.private_steps import PrivateSteps
 from fedclade.training.remote import Actors, Cluster, RayClients, Setup, actors_from, here, taken_by
 from fedclade.training.store import OPTIMIZER, OWN_MODEL, PERSONAL, ClientStore
 
@@ -20,6 +21,7 @@ __all__ = [
     "Actors",
     "ClientStore",
     "Cluster",
+    "PrivateSteps",
     "RayClients",
     "Setup",
     "SimulatedClients",

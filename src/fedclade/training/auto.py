@@ -175,8 +175,8 @@ def _together(name: str, work: Workload) -> tuple[Engine | None, str | None]:
 
 def _replaying(work: Workload) -> dict[str, Engine]:
     """Return the stacked engine that records its steps, if this is a GPU, and nothing of them resists."""
-    # What an augmentation draws or decides on the CPU would be the same in every launch of a recording.
-    if not can_record(work.models.device) or is_augmented(work.module):
+    # What an augmentation or DP-SGD draws or decides on the CPU would be the same in every launch of a recording.
+    if not can_record(work.models.device) or is_augmented(work.module) or work.private is not None:
         return {}
     engine = StackedEngine(Replay())
     # In the first round steps are met, in the second recorded, in the third only launched.
@@ -194,7 +194,7 @@ def _workers(work: Workload, stackable: bool) -> dict[str, Engine]:
 
 
 def _takes_plain_steps(work: Workload) -> bool:
-    return work.rule is None and not work.spec.keep_state
+    return work.rule is None and work.private is None and not work.spec.keep_state
 
 
 def _keeps_channels_last(work: Workload) -> bool:

@@ -139,6 +139,7 @@ def _key(engines: list[str], work: Workload) -> dict[str, object]:
         **({} if work.spec.precision == "float32" else {"precision": work.spec.precision}),
         **({} if optimizer.is_plain else {"optimizer": work.spec.optimizer, "options": {**work.spec.options}}),
         **({"augmented": True} if is_augmented(work.module) else {}),
+        **({} if work.private is None else {"private": True}),
         **({} if work.rule is None else {"rule": [work.rule.name, work.rule.gradients]}),
     }
 

@@ -40,6 +40,8 @@ class ChannelsLastLoop(LoopEngine):
         """Train every client from its model; see :class:`~fedclade.training.jobs.Engine`."""
         if work.rule is not None:  # which needs gradients, and a fused step has none
             raise CannotTrainTogether(f"local rule {work.rule.name} takes no plain steps")
+        if work.private is not None:
+            raise CannotTrainTogether("the steps of DP-SGD cannot be fused")
         if work.module not in self._copies:
             self._copies[work.module] = fitted(work.module)
         module, optimizer = self._copies[work.module], LocalOptimizer.of(work.spec, work.lr)

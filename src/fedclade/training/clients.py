@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.core import (
-    BESIDE,
     ConfigError,
+    DescriptorQuery,
     Evaluation,
     EvaluationQuery,
     Indices,
@@ -24,7 +24,6 @@ from fedclade.core import (
     UpdateQuery,
     Updates,
     Workers,
-    rng,
 )
 from fedclade.data import Federation, statistics
 from fedclade.tasks import FittedTask, Task
@@ -33,12 +32,14 @@ from fedclade.training.augmentation import augmented
 from fedclade.training.auto import build_engine
 from fedclade.training.blocks import Blocks
 from fedclade.training.data import ClientsData
+from fedclade.training.descriptors import descriptors
 from fedclade.training.evaluation import Evaluator
 from fedclade.training.jobs import CannotTrainTogether, Engine, Job, Workload
 from fedclade.training.loop import LoopEngine
 from fedclade.training.memory import default_memory
 from fedclade.training.mixtures import Mixtures
 from fedclade.training.model_check import MODULE_ERRORS, check_model_fits, model_error
+from fedclade.training.private_steps import PrivateSteps, check_private, generator_of
 from fedclade.training.shifts import shifts
 from fedclade.training.stages import Stages, Trained
 from fedclade.training.store import PERSONAL, ClientStore
@@ -77,11 +78,14 @@ class SimulatedClients(Workers):
     personal
         Patterns over the names of parameters and buffers that stay with each client, see
         :meth:`fedclade.core.Layout.of`. All start from the module's.
+    private
+        That all local training is DP-SGD, also of what clients keep: what they share later depends on that.
 
     Raises
     ------
     ConfigError
-        If the engine is unknown, or a pattern matches nothing.
+        If the engine is unknown, or a pattern matches nothing; if training is private, and the module mixes examples
+        or the data changes during a run.
     ModelError
         If the module does not take the federation's inputs, or gives another number of outputs than there are labels.
     """
@@ -96,6 +100,7 @@ class SimulatedClients(Workers):
         resolved: str | None = None,
         task: FittedTask | None = None,
         personal: Sequence[str] = (),
+        private: PrivateSteps | None = None,
     ) -> None:
         self._federation = federation
         self._device = torch.device(device)
@@ -106,14 +111,16 @@ class SimulatedClients(Workers):
         pool = federation.pool
         self._chunk = loop.chunk(pool.outputs * (pool.y[0].numel() if len(pool.y) else 1))
         check_model_fits(module, federation, self._device)
-        self._engine = build_engine(engine, resolved)
+        if private is not None:
+            check_private(module, self.layout.full, federation)
+        self._engine, self._private = build_engine(engine, resolved), private
         self._memory = default_memory(self._device) if memory is None else memory
         self._task = Task().of(federation.pool.schema) if task is None else task
 
         def judge(federation: Federation, data: ClientsData) -> Evaluator:
             return Evaluator(federation, self._module, self.layout.full, data, self._task)
 
-        self._stages = Stages(federation, self._device, self._memory // 2, judge)
+        self._stages = Stages(federation, self._device, self._memory // 2, judge, alone=private is not None)
         self._blocks = Blocks(federation, self._module, self.layout.full, self._stages, self._memory)
         self._mixtures = Mixtures(self.store, self.layout, pool.schema.labels)
         self._warned: set[str] = set()
@@ -241,6 +248,10 @@ class SimulatedClients(Workers):
         """Let each client compare its labels with those of before, see :func:`~fedclade.training.shifts.shifts`."""
         return shifts(self._stages.in_round(query.round).federation, self.store, query)
 
+    def handle_descriptors(self, query: DescriptorQuery) -> Tensor:
+        """Let each client describe its training data, see :func:`~fedclade.training.descriptors.descriptors`."""
+        return descriptors(query, self._stages.in_round(query.data_round), self.whole, self._module)
+
     def _train_block(
         self,
         block: Block,
@@ -276,14 +287,13 @@ class SimulatedClients(Workers):
             raise model_error(error, each, self._federation, this_round.number, self.engine) from error
 
     def _workload(self, block: Block, models: Tensor, this_round: Round) -> Workload:
-        purpose = "train" if this_round.purpose == BESIDE else this_round.purpose
-        keyed = this_round.seed, purpose, this_round.number
         jobs: list[Job] = []
         for (client, inputs, targets), row, anchor in block:
-            generator = rng.torch_generator(*keyed, self._federation.keys[client])
+            generator = generator_of(this_round, self._federation.keys[client], self._private)
             jobs.append(Job(client, row, inputs, targets, generator, anchor))
         of_all = this_round.spec, this_round.lr, self._task
-        return Workload(self._module, self.layout.full, models, jobs, *of_all, rule=this_round.rule)
+        rule, private = this_round.rule, self._private
+        return Workload(self._module, self.layout.full, models, jobs, *of_all, rule=rule, private=private)
 
     def _received(
         self, ids: Sequence[int], sizes: Indices, deltas: Tensor, losses: Tensor, this_round: Round, models: int = 1

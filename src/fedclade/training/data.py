@@ -20,11 +20,12 @@ class ClientsData:
     """What each client holds, gathered from the pool once and kept on the device as long as it fits.
 
     ``budget`` is the bytes it may take. Training data come first, then test and validation data; what does not fit any
-    more is not kept, but fetched again whenever it is needed.
+    more is not kept, but fetched again whenever it is needed. Where examples are on their own (``alone``), equal ones
+    are not kept together in parts: in which part one is then says nothing of the others, as its privacy needs.
     """
 
-    def __init__(self, federation: Federation, device: torch.device, budget: int) -> None:
-        self._federation = federation
+    def __init__(self, federation: Federation, device: torch.device, budget: int, alone: bool = False) -> None:
+        self._federation, self._alone = federation, alone
         self._device = self.device = device
         self._targets: dict[int, Tensor] = {}
         self._copies: dict[int, Indices] = {}
@@ -76,7 +77,7 @@ class ClientsData:
         inputs, targets = self.of(client)
         if this_round.part is None:
             return inputs, targets
-        copies = self._copies_of(client) if this_round.part_size else None
+        copies = self._copies_of(client) if this_round.part_size and not self._alone else None
         key = self._federation.keys[client]
         part = torch.from_numpy(this_round.examples(len(targets), key, copies)).to(targets.device)
         return inputs[part], targets[part]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedclade.core import Layout, LocalRule, LocalTraining
 from fedclade.tasks import FittedTask
+from fedclade.training.private_steps import PrivateSteps
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +68,8 @@ class Workload:
 
     Tensors of an optimizer are named ``<parameter>.<what it is>``, such as ``0.weight.exp_avg``.
     """
+
+    private: PrivateSteps | None = None  #: that steps are those of DP-SGD, or None for plain ones
 
     @property
     def batch_size(self) -> int:

@@ -13,6 +13,8 @@ from fedclade.tasks import FittedTask, counted
 from fedclade.training.jobs import Job, Workload
 from fedclade.training.local_rules import train_by_rule
 from fedclade.training.optimizer import LocalOptimizer, get_state
+from fedclade.training.private_loop import train_privately
+from fedclade.training.private_steps import PrivateSteps
 from fedclade.training.steps import Places, batches, full, precision
 from fedclade.training.threads import threads_of_step, using_threads
 
@@ -25,6 +27,8 @@ class LoopEngine:
 
     def train(self, work: Workload, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Train every client from its model; see :class:`~fedclade.training.jobs.Engine`."""
+        if work.private is not None:
+            return _privately(work, work.private, out)
         if work.rule is not None:
             return _by_rule(work, out)
         module, models = work.module, work.models
@@ -137,6 +141,13 @@ def gradient(
         if (g := gradients[slot.name]) is not None:
             update[slot.start : slot.stop] = -g.flatten()
     return update, total
+
+
+def _privately(work: Workload, private: PrivateSteps, out: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Train by DP-SGD, one client after another."""
+    updates = work.room(out)
+    with using_threads(threads_of_step(work.module, work.jobs[0].inputs, 1)):
+        return updates, train_privately(work, private, updates)
 
 
 def _by_rule(work: Workload, out: Tensor | None) -> tuple[Tensor, Tensor]:

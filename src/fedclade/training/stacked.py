@@ -14,6 +14,8 @@ from fedclade.core import rng
 from fedclade.training.jobs import Job, Workload
 from fedclade.training.memory import clients_in_cache
 from fedclade.training.optimizer import LocalOptimizer
+from fedclade.training.private_stacked import PrivateBlock
+from fedclade.training.private_steps import refuse_rules
 from fedclade.training.stacking.batches import Batches
 from fedclade.training.stacking.buffer_pool import BufferPool
 from fedclade.training.stacking.loss import Losses
@@ -47,6 +49,8 @@ class StackedEngine:
             If the module, or the optimizer, cannot be stacked, which is found before any job's generator is drawn from;
             or if training changes a buffer that clients share.
         """
+        if work.private is not None:
+            refuse_rules(work)
         if work.rule is not None:
             raise CannotStack(f"local rule {work.rule.name} takes no plain steps")
         optimizer = LocalOptimizer.of(work.spec, work.lr)
@@ -78,6 +82,8 @@ class StackedEngine:
 
     def _train(self, stacked: StackedModule, jobs: Sequence[Job], work: Workload) -> Tensor:
         """Train the loaded models in place; return the mean losses, float64 ``[n]``."""
+        if work.private is not None:
+            return PrivateBlock(stacked, work, work.private, self._pool).train(jobs)
         models, spec = work.models, work.spec
         plan = Plan.of(tuple(job.size for job in jobs), spec.batch_size, not stacked.padding_shows, spec.steps)
         batches = Batches(jobs, plan, self._pool)

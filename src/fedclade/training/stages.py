@@ -31,13 +31,19 @@ class Stages:
     """What clients hold in each stage, gathered when it is first needed.
 
     The data of the latest stage that was asked about takes ``budget`` bytes at most; those of earlier stages take what
-    that leaves. When a later stage begins, what was gathered before is let go.
+    that leaves. When a later stage begins, what was gathered before is let go. ``alone``: see :class:`ClientsData`.
     """
 
     def __init__(
-        self, federation: Federation, device: torch.device, budget: int, judge: Callable[..., Evaluator]
+        self,
+        federation: Federation,
+        device: torch.device,
+        budget: int,
+        judge: Callable[..., Evaluator],
+        alone: bool = False,
     ) -> None:
         self._federation, self._device, self._budget, self._judge = federation, device, budget, judge
+        self._alone = alone
         self._held: dict[int, Held] = {}
         self._joined: dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]] = {}
         self._latest = self._bytes_joined = 0
@@ -53,15 +59,15 @@ class Stages:
         return self.at(self._federation.stage_in(number)) if number else self.now
 
     def at(self, stage: int) -> Held:
-        """Return what clients hold in a stage."""
-        if stage > self._latest:
+        """Return what clients hold in a stage; those behind the last one are poisoned, and no round goes on to them."""
+        if self._latest < stage <= len(self._federation.stages):
             self._latest, self._bytes_joined = stage, 0
             self._held.clear()
             self._joined.clear()
             self.now = self.at(stage)
         if stage not in self._held:
             federation = self._federation.each_stage[stage]
-            data = ClientsData(federation, self._device, max(0, self._budget - self.bytes_kept))
+            data = ClientsData(federation, self._device, max(0, self._budget - self.bytes_kept), self._alone)
             self._held[stage] = Held(federation, data, self._judge(federation, data))
         return self._held[stage]
 

@@ -40,6 +40,8 @@ def objection(engine: Engine, work: Workload, rounds: int = 1) -> str | None:
     clients, batch = 3, work.spec.batch_size
     examples = 2 * batch + min(2, batch - 1)  # a ragged batch, but not of one example, which BatchNorm does not take
     small = _apart(work.cut(clients, examples))
+    if small.private is not None:
+        small = replace(small, private=small.private.as_trial())
     # Without dropout, whose draws differ between engines; and with SGD, as others make much of what is only rounding.
     calm = replace(small, module=without_dropout(work.module), **_by_sgd(work))
     start = monotonic()

@@ -6,8 +6,9 @@ stacked ``[n, ...]``. Batches of one length make one call, so that no example is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ from fedclade.core import Layout
 from fedclade.training.jobs import CannotTrainTogether, Job, Workload
 from fedclade.training.local_rules import train_by_rule
 from fedclade.training.optimizer import LocalOptimizer
+from fedclade.training.private_steps import PrivateSteps, refuse_rules
+from fedclade.training.private_vmap import NoisyGradients, Samples
 from fedclade.training.stacking.batches import joined
 from fedclade.training.steps import Places, batches, by_length, full, precision
 
@@ -48,6 +51,8 @@ class VmapEngine:
         optimizer = LocalOptimizer.of(spec, work.lr)
         if not optimizer.is_plain:
             raise CannotMapError(f"optimizer {spec.optimizer} takes its steps in place; plain SGD can be mapped")
+        if work.private is not None:
+            return self._privately(work, work.private, out)
         if work.rule is not None:
             return self._by_rule(work, out)
         plans = [[*batches(job.size, spec, job.generator)] for job in jobs]
@@ -56,7 +61,7 @@ class VmapEngine:
         start = models[torch.tensor([job.row for job in ordered], device=models.device)]
         anchors = models[torch.tensor([job.anchor_row for job in ordered], device=models.device)] if spec.mu else start
         reached = _reached(work, start[0], ordered[0])
-        clients = _Stacked(work, start, anchors, optimizer, reached)
+        clients = _Stacked(work, start, anchors, optimizer, reached, _Mapped(work))
         layout.set_training(module)
         inputs, first_inputs = joined([job.inputs for job in ordered])
         targets, first_targets = joined([job.targets for job in ordered])
@@ -76,6 +81,35 @@ class VmapEngine:
         losses = torch.empty(len(jobs), dtype=torch.float64)
         losses[torch.tensor(order)] = totals.cpu() / seen
         return updates, losses
+
+    def _privately(self, work: Workload, private: PrivateSteps, out: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Train by DP-SGD: in a step, as many examples of every client as the largest sample has."""
+        refuse_rules(work)
+        models, spec = work.models, work.spec
+        steps = [spec.steps_with(job.size) for job in work.jobs]
+        order = sorted(range(len(steps)), key=lambda k: -steps[k])
+        jobs = [work.jobs[k] for k in order]
+        start = models[torch.tensor([job.row for job in jobs], device=models.device)]
+        anchors = models[torch.tensor([job.anchor_row for job in jobs], device=models.device)]
+        names = {slot.name for slot in work.layout.parameters}
+        noisy = NoisyGradients(work, private)
+        clients = _Stacked(work, start, anchors, LocalOptimizer.of(spec, work.lr), names, noisy)
+        work.layout.set_training(work.module)
+        inputs, first_inputs = joined([job.inputs for job in jobs])
+        targets, first_targets = joined([job.targets for job in jobs])
+        first_x, first_y = (torch.tensor(each)[:, None] for each in (first_inputs, first_targets))
+        samples = Samples(private, jobs, spec.batch_size)
+        totals = torch.zeros(len(jobs), 2, dtype=torch.float64)  # sums of losses, and of how many
+        for number in range(max(steps)):
+            active = sum(count > number for count in steps)
+            examples, counts = samples.drawn(active)
+            x, y = ((first[:active] + examples).to(inputs.device) for first in (first_x, first_y))
+            draws = samples.draws[:active]
+            losses = clients.step(slice(0, active), inputs[x], targets[y], counts.to(inputs.device), draws)
+            totals[:active] += losses.cpu()
+        back = torch.tensor(order).argsort()
+        updates = torch.index_select(clients.models - start, 0, back.to(models.device), out=work.room(out))
+        return updates, (totals[:, 0] / totals[:, 1].clamp(min=1))[back]
 
     def _by_rule(self, work: Workload, out: Tensor | None) -> tuple[Tensor, Tensor]:
         order = sorted(range(len(work.jobs)), key=lambda k: -work.spec.steps_with(work.jobs[k].size))
@@ -98,7 +132,7 @@ class _Gradients:
     """Gradients of clients at any of their models; see :class:`~fedclade.training.local_rules.Gradients`."""
 
     def __init__(self, work: Workload, jobs: Sequence[Job]) -> None:
-        self._layout, self._mapped = work.layout, _Mapped(work)
+        self._layout, self._module, self._mapped = work.layout, work.module, _Mapped(work)
         inputs, first_inputs = joined([job.inputs for job in jobs])
         targets, first_targets = joined([job.targets for job in jobs])
         self._inputs, self._targets, device = inputs, targets, inputs.device
@@ -114,7 +148,8 @@ class _Gradients:
         tensors = self._layout.unflatten(models)
         trained = {slot.name: tensors[slot.name] for slot in self._layout.parameters}
         others = {slot.name: tensors[slot.name] for slot in self._layout.buffers}
-        gradients, losses = self._mapped(trained, others, self._inputs[x], self._targets[y])
+        with _refusing(self._module, others):
+            gradients, losses = self._mapped(trained, others, self._inputs[x], self._targets[y])
         flat = [gradients[slot.name].reshape(len(models), -1) for slot in self._layout.parameters]
         return torch.cat(flat, 1), losses, self._reached
 
@@ -124,7 +159,6 @@ class _Mapped:
 
     def __init__(self, work: Workload) -> None:
         module, task = work.module, work.task
-        self._module = module
 
         def loss(trained: Named, others: Named, inputs: Tensor, targets: Tensor, *weights: Tensor) -> Tensor:
             with precision(work.spec, inputs.device):
@@ -137,42 +171,57 @@ class _Mapped:
         self, trained: Named, others: Named, inputs: Tensor, targets: Tensor, *weights: Tensor
     ) -> tuple[Named, Tensor]:
         """Return the gradients of each client, and its loss ``[k]``."""
-        kind = type(self._module).__name__
-        before = [buffer._version for buffer in (*self._module.buffers(), *others.values())]
-        try:
-            found = self._gradients(trained, others, inputs, targets, *weights)
-        except (RuntimeError, NotImplementedError) as error:
-            first_line = str(error).partition("\n")[0] or type(error).__name__
-            raise CannotMapError(f"{kind} cannot be mapped over clients: {first_line}") from error
-        if before != [buffer._version for buffer in (*self._module.buffers(), *others.values())]:
-            raise CannotMapError(f"{kind} changes its buffers in training")
-        return found
+        return self._gradients(trained, others, inputs, targets, *weights)
+
+
+@contextmanager
+def _refusing(module: nn.Module, others: Named) -> Generator[None]:
+    """Say what it is in a module that cannot be mapped."""
+    kind = type(module).__name__
+    before = [buffer._version for buffer in (*module.buffers(), *others.values())]
+    try:
+        yield
+    except (RuntimeError, NotImplementedError) as error:
+        first_line = str(error).partition("\n")[0] or type(error).__name__
+        raise CannotMapError(f"{kind} cannot be mapped over clients: {first_line}") from error
+    if before != [buffer._version for buffer in (*module.buffers(), *others.values())]:
+        raise CannotMapError(f"{kind} changes its buffers in training")
 
 
 class _Stacked:
     """The models of n clients, tensor by tensor ``[n, ...]``, and what they pull towards.
 
-    ``reached`` names the parameters that the loss depends on: the others stay, and do not decay.
+    ``reached`` names the parameters that the loss depends on: the others stay, and do not decay. ``mapped`` gives
+    gradients and losses of models ``[k, ...]``.
     """
 
-    def __init__(self, work: Workload, start: Tensor, anchors: Tensor, sgd: LocalOptimizer, reached: set[str]) -> None:
+    def __init__(
+        self,
+        work: Workload,
+        start: Tensor,
+        anchors: Tensor,
+        sgd: LocalOptimizer,
+        reached: set[str],
+        mapped: _Mapped | NoisyGradients,
+    ) -> None:
         layout = work.layout
         self.models = start.clone()
-        self._sgd, self._reached, self._mapped = sgd, reached, _Mapped(work)
+        self._sgd, self._reached, self._mapped, self._module = sgd, reached, mapped, work.module
         tensors = layout.unflatten(self.models)
         self._anchors = layout.unflatten(anchors)
         self._trained = {slot.name: tensors[slot.name] for slot in layout.parameters}  # views of the models
         self._others = {slot.name: tensors[slot.name] for slot in layout.buffers}
         self._velocity = {name: torch.zeros_like(p) for name, p in self._trained.items()} if sgd.momentum else {}
 
-    def step(self, places: Places, inputs: Tensor, targets: Tensor, *weights: Tensor) -> Tensor:
+    def step(self, places: Places, inputs: Tensor, targets: Tensor, *more: Any) -> Tensor:
         """Let some clients take a step on their batches ``[k, B, ...]``; return their losses before it, ``[k]``.
 
-        Where examples have weights, those are ``[k, B]`` too.
+        What ``more`` the gradients are of, such as weights of examples ``[k, B]``, is passed on.
         """
         sgd, trained = self._sgd, {name: p[places] for name, p in self._trained.items()}
         others = {name: b[places] for name, b in self._others.items()}
-        gradients, losses = self._mapped(trained, others, inputs, targets, *weights)
+        with _refusing(self._module, others):
+            gradients, losses = self._mapped(trained, others, inputs, targets, *more)
         gradients = {name: gradients[name] for name in self._reached}
         if mu := sgd.mu:
             gradients = {name: g + mu * (trained[name] - self._anchors[name][places]) for name, g in gradients.items()}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedclade.core import (
     KEEPS_NONE,
@@ -118,6 +118,11 @@ class WholeModels:
         return self._layout.joined(
             model, self._personal([self._store.before(this_round.number, client).get(PERSONAL)])[0]
         )
+
+    def load(self, client: int, model: Tensor, module: nn.Module) -> None:
+        """Make the module a client's whole model as it is now, given a shared one ``[S]``."""
+        whole = self._layout.joined(model, self._personal([self._store.latest(client).get(PERSONAL)])[0])
+        self._layout.full.load(whole, module)
 
     def kept(self, ids: Sequence[int]) -> dict[int, dict[str, Tensor]]:
         """Return the personal parameters ``[P]``, models ``[F]`` and weights of mixtures ``[K]`` that clients keep now.

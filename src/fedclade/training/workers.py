@@ -29,6 +29,7 @@ from fedclade.training.channels_last import ChannelsLastLoop
 from fedclade.training.jobs import CannotTrainTogether, Engine, Job, Workload
 from fedclade.training.loop import LoopEngine
 from fedclade.training.memory import clients_in_cache, hot_bytes, keep_freed_memory
+from fedclade.training.private_steps import PrivateSteps
 from fedclade.training.processes import cannot_fork, fork, how_it_ended
 from fedclade.training.stacked import StackedEngine
 from fedclade.training.threads import cores
@@ -60,6 +61,7 @@ class _Chunk(NamedTuple):
     spec: LocalTraining
     lr: float
     fixed: frozenset[str]
+    private: PrivateSteps | None
 
 
 class WorkersEngine:
@@ -185,7 +187,7 @@ class _WorkerPool:
             examples = self._place(job.inputs), self._place(job.targets)
             weights = None if job.weights is None else job.weights.cpu().numpy()  # anew in every round
             clients.append(_Client(job.row, job.anchor, *examples, job.generator.initial_seed(), weights))
-        common = len(work.models), work.spec, work.lr, work.fixed
+        common = len(work.models), work.spec, work.lr, work.fixed, work.private
         # Every so-many-th client of the sorted ones, so that no chunk has all the large ones.
         return [_Chunk(range(i, n, count), clients[i::count], *common) for i in range(count)]
 
@@ -225,7 +227,7 @@ class _WorkerPool:
             generator = torch.Generator().manual_seed(client.seed)
             jobs.append(Job(k, client.row, *examples, generator, client.anchor, weights))
         models, todo = self._models[: chunk.n_models], (chunk.spec, chunk.lr, self._task, chunk.fixed)
-        work = Workload(self._module, self._layout, models, jobs, *todo)
+        work = Workload(self._module, self._layout, models, jobs, *todo, private=chunk.private)
         try:
             _, losses = engine.train(work, self._updates[chunk.rows.start : chunk.rows.stop : chunk.rows.step])
         except CannotTrainTogether as reason:

@@ -50,7 +50,7 @@ def test_cards_tell_scores_clusters_bytes_and_time(make_run, page_of):
         Card("ARI", "0.50", "NMI 0.25; 1 is the truth"),
         Card("Traffic", "3.0 kB", "1.0 kB up, 2.0 kB down"),
         Card("Time", "1 min 01 s", "1 min 00 s training, on cpu"),
-        Card("Privacy", "ε = 2.5", "at δ = 1e-05, user level"),
+        Card("Privacy", "ε = 2.5", "at δ = 1e-05, client level"),
     ]
 
 
@@ -275,6 +275,21 @@ def test_answers_left_out_are_counted_by_round_reason_and_client(make_run, secti
         ("no answer", [1, 3], [1, 0]),
     ]
     assert table(found, "By client").rows == [["0", "2"], ["1", "1"]]
+
+
+def test_what_was_limited_is_counted_by_how_and_by_client(make_run, section, page_of, table):
+    capped, shortened = "weight 9, counts with 4: 2 times the median client's", "norm 7, shortened to 5 times 1"
+    how = {"1": f"{capped}; {shortened}"}
+    limited = [{"round": n, "kind": "limited", "node": 0, "query": "train", "clients": how} for n in (1, 2)]
+    lost = {"round": 3, "kind": "left_out", "node": 0, "query": "train", "clients": {"0": "no answer"}}
+    for events, title in ((limited, "Answers limited"), ([*limited, lost], "Answers left out")):
+        found = section(page_of(replace(make_run(), events=events)), "faults")
+        assert found.title == title
+        assert table(found, "Limited, by client").rows == [["1", "4"]]
+        assert table(found, "Limited, by how").rows == [
+            ["weight #, counts with #: # times the median client's", "2"],
+            ["norm #, shortened to # times #", "2"],
+        ]
 
 
 def test_newcomers_are_shown_as_assign_wrote_them(make_run, section, page_of, table):

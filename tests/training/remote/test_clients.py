@@ -157,6 +157,8 @@ def test_all_queries_are_replied_to_in_the_order_asked(count):
     torch.testing.assert_close(scores.scores, expected.scores)
     torch.testing.assert_close(scores.losses, expected.losses)
     torch.testing.assert_close(clients.subspaces(ids, 2, True), plain.subspaces(ids, 2, True))
+    model = models(plain)[0]
+    torch.testing.assert_close(clients.descriptors(ids, model, 1), plain.descriptors(ids, model, 1))
     query = StatisticsQuery(ids, labels=LABELS)
     assert torch.equal(clients.ask(query).labels, plain.ask(query).labels)
 

@@ -90,6 +90,16 @@ def test_what_lies_between_clients_and_server_is_the_same():
 
 
 @pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("kind", ["label_flip", "minmax", "gaussian"])
+def test_adversaries_lie_the_same_wherever_they_are(kind):
+    adversary = fedclade.Adversary(kind=kind, share=0.3, from_round=2)
+    expected = run("cfl", stream=False, adversary=adversary)
+    got = run("cfl", actors=2, stream=False, adversary=adversary)
+    assert_same(got, expected)
+    assert got.summary["adversary"]["ids"] == expected.summary["adversary"]["ids"]
+
+
+@pytest.mark.usefixtures("cluster")
 def test_more_actors_than_the_cluster_has_cores_for_are_refused():
     with pytest.raises(ConfigError, match=r"5 actors of 1 core each do not fit .* has room for 4"):
         run(actors=5)

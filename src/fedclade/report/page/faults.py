@@ -1,11 +1,11 @@
-"""Which clients' answers were left out, when, and why."""
+"""Which clients' answers were left out or limited, when, and why."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 
-from fedclade.core import LeftOut, Retried
+from fedclade.core import LeftOut, Limited, Retried
 from fedclade.report.colours import series
 from fedclade.report.formats import count
 from fedclade.report.page.section import Section, Table
@@ -23,14 +23,20 @@ OTHER = "other reasons"
 
 
 def faults_section(view: RunView) -> Section | None:
-    """Return answers left out by round and reason, and the clients it happened to most; None if there were none."""
+    """Return answers left out by round and reason, and the clients it happened to most; None if there were none.
+
+    Besides, which clients' updates were limited, and how.
+    """
     lost = [
         (at, client, _kind(why))
         for at, event in events_of(view.run.events, LeftOut)
         for client, why in event.clients.items()
     ]
-    if not lost:
+    limited = _limited_tables(view)
+    if not lost and not limited:
         return None
+    if not lost:
+        return Section("faults", "Answers limited", "What limits on updates and weights did.", tables=limited)
     retries = sum(event.clients for _, event in events_of(view.run.events, Retried))
     counts = Counter(why for _, _, why in lost)
     kept = [why for why, _ in counts.most_common(REASONS)]
@@ -57,8 +63,27 @@ def faults_section(view: RunView) -> Section | None:
     tables = [
         Table("By reason", ["reason", "answers"], [[why, str(n)] for why, n in counts.most_common(LISTED)]),
         Table.first("By client", ["client", "answers"], clients, LISTED, "more client"),
+        *limited,
     ]
     return Section.of("faults", caption, picture, tables)
+
+
+def _limited_tables(view: RunView) -> list[Table]:
+    """Return how updates were limited, and those of which clients; nothing if none were."""
+    limited = [
+        (client, _kind(each))
+        for _, event in events_of(view.run.events, Limited)
+        for client, what in event.clients.items()
+        for each in what.split("; ")
+    ]
+    if not limited:
+        return []
+    by_client, how = Counter(client for client, _ in limited), Counter(what for _, what in limited)
+    clients = [[view.outcome.name(client), str(n)] for client, n in by_client.most_common()]
+    return [
+        Table("Limited, by how", ["what was done", "times"], [[what, str(n)] for what, n in how.most_common(LISTED)]),
+        Table.first("Limited, by client", ["client", "times"], clients, LISTED, "more client"),
+    ]
 
 
 def _kind(why: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedclade.report.formats import count
+from fedclade.report.page.adversaries import adversaries_section
 from fedclade.report.page.cards import run_cards
 from fedclade.report.page.checks import checks_section
 from fedclade.report.page.curves import norms_section, scores_section
@@ -23,7 +24,7 @@ from fedclade.runs import Run
 
 SECTIONS = (
     *(scores_section, tree_section, similarity_section, dendrogram_section, sankey_section, spread_section),
-    *(norms_section, checks_section, faults_section, newcomers_section, setting_section),
+    *(norms_section, checks_section, adversaries_section, faults_section, newcomers_section, setting_section),
 )
 """In the order of the page. One that has nothing to show of a run returns None."""
 

@@ -36,6 +36,11 @@ SUMMARY = {
     "seconds": dict.fromkeys(("total", "train", "evaluate", "server"), complex),
     "inputs?": {"shape": [int], "scaled": object, **dict.fromkeys(("columns?", "labels?", "mean?", "std?"), object)},
     "privacy?": {"epsilon": (float, None), "delta": float, "releases": int},
+    "adversary?": {
+        **{"kind": str, "ids": [int], "scores": {...: {...: (float, None)}}},
+        "clusters": dict.fromkeys(("of_adversaries", "of_both", "adversaries_with_honest"), int),
+        **{"ari_honest": (float, None), "attack_success": (float, None)},
+    },
     **{"engine?": str, "versions?": {...: str}, "class_weights?": [complex]},
 }
 """The shape of ``summary.json``, see :func:`fedclade.runs.store.shape.check_shape`."""
@@ -45,7 +50,7 @@ _SECTION = {...: object}
 CONFIG = {
     "rounds?": int,
     **{f"{name}?": _SECTION for name in ("data", "local", "signature", "target", "privacy", "faults", "newcomers")},
-    **{f"{name}?": _SECTION for name in ("network", "versions")},
+    **{f"{name}?": _SECTION for name in ("network", "versions", "adversary")},
     **{f"{name}?": {"name": str} for name in ("algorithm", "model")},
 }
 """The shape of ``config.toml``, as far as it can be known without the algorithm."""

@@ -41,10 +41,10 @@ class Newcomers:
         Where each goes.
     rows
         One for each newcomer: ``client``, ``name``, ``path`` and ``node`` of the model that it got, ``fits``, ``leaf``
-        (where its way led, whether or not it fits there), ``by`` (``similarity`` or ``loss``), for every step on its
-        way the ``scores`` of the branch it took, of the best ``others`` and their ``margins``, the smallest ``margin``,
-        its ``true_cluster``, whether it got the model of a leaf of that (``right``), and its scores, by the metric that
-        counts, in the columns of :func:`score_columns <fedclade.runs.score_columns>`.
+        (where its way led, whether or not it fits there), ``by`` (``similarity``, ``loss`` or ``distance``), for every
+        step on its way the ``scores`` of the branch it took, of the best ``others`` and their ``margins``, the smallest
+        ``margin``, its ``true_cluster``, whether it got the model of a leaf of that (``right``), and its scores, by the
+        metric that counts, in the columns of :func:`score_columns <fedclade.runs.score_columns>`.
     rounds_alone
         For how many rounds a newcomer trained a model of its own.
     only_fitting

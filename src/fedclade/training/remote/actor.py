@@ -20,6 +20,7 @@ from fedclade.tasks import FittedTask
 from fedclade.training.clients import SimulatedClients
 from fedclade.training.device import float32_products
 from fedclade.training.memory import default_memory, keep_freed_memory
+from fedclade.training.private_steps import PrivateSteps
 from fedclade.training.remote.packing import Packed, packed, unpacked
 
 
@@ -32,7 +33,7 @@ class Setup:
     federation
         All clients. Its pool lies once on each machine, where the object store does; one that is opened from files may
         pickle as their path.
-    module, task, personal
+    module, task, personal, private
         See :class:`~fedclade.training.SimulatedClients`.
     middleware
         What replies pass before they are sent, from the clients' end on.
@@ -49,6 +50,7 @@ class Setup:
     middleware: Sequence[Middleware] = ()
     meter: Meter = field(default_factory=Meter)
     memory: int | None = None
+    private: PrivateSteps | None = None
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,7 @@ class Shard:
             resolved if self._clients is None else self._clients.engine_taken,
             setup.task,
             setup.personal,
+            setup.private,
         )
 
 

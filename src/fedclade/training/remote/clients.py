@@ -12,6 +12,7 @@ from torch import Tensor
 from fedclade.channel import Meter
 from fedclade.core import (
     OWN,
+    DescriptorQuery,
     EngineError,
     Evaluation,
     EvaluationQuery,
@@ -162,6 +163,10 @@ class RayClients(Workers):
         """Let each client compare its labels with those of before on the actor that holds it."""
         return self._asked(query)
 
+    def handle_descriptors(self, query: DescriptorQuery) -> Tensor:
+        """Let each client describe its training data on the actor that holds it."""
+        return self._asked(query)
+
     def _asked(self, query: Query[Any]) -> Any:
         """Put a query to the actors, and its parts anew to others where some die; return the reply to all of it."""
         cluster = self._pool.begun()
@@ -215,6 +220,8 @@ class RayClients(Workers):
     def _needs_kept(self, query: Query[Any]) -> bool:
         if isinstance(query, EvaluationQuery):
             return bool(self.layout.personal) or OWN in query.assignment or query.mixture is not None
+        if isinstance(query, DescriptorQuery):
+            return bool(self.layout.personal)
         return isinstance(query, UpdateQuery | ShiftQuery)
 
     def _note(self, query: Query[Any], slot: Slot, places: Sequence[int], reply: Reply) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedclade.core import (
     OWN,
+    DescriptorQuery,
     Evaluation,
     EvaluationQuery,
     Query,
@@ -51,7 +52,7 @@ def together(query: Query[Any], replies: Sequence[tuple[Sequence[int], Any]]) ->
         return _updates(query, [reply for _, reply in replies])
     if isinstance(query, EvaluationQuery):
         return _evaluation(replies)
-    if isinstance(query, SubspaceQuery | ShiftQuery):
+    if isinstance(query, SubspaceQuery | ShiftQuery | DescriptorQuery):
         return _in_order(query, [(places, reply) for places, reply in replies])
     return reduce(Statistics.plus, (statistics for _, statistics in replies))
 
@@ -79,6 +80,7 @@ def _evaluation(replies: Sequence[tuple[Sequence[int], Evaluation]]) -> Evaluati
 def _updates(query: UpdateQuery, parts: Sequence[Updates]) -> Updates:
     """Return the updates of all parts in the order of the query; each of their tensors is copied once."""
     left_out = {client: why for part in parts for client, why in part.left_out.items()}
+    limited = {client: what for part in parts for client, what in part.limited.items()}
     some = [part for part in parts if part.ids] or parts[:1]
     there = {client for part in some for client in part.ids}
     ids = tuple(client for client in query.ids if client in there)
@@ -99,7 +101,8 @@ def _updates(query: UpdateQuery, parts: Sequence[Updates]) -> Updates:
     names = ("sizes", "losses", "norms", "deltas", "sketches", "parts", "components")
     columns: dict[str, Any] = {name: of_all(name) for name in names}
     sums = None if some[0].sums is None else _sums(query, ids, some)
-    return Updates(ids=ids, n_parameters=some[0].n_parameters, sums=sums, left_out=left_out, **columns)
+    of_all_parts = {"n_parameters": some[0].n_parameters, "left_out": left_out, "limited": limited}
+    return Updates(ids=ids, sums=sums, **of_all_parts, **columns)
 
 
 def _sums(query: UpdateQuery, ids: Sequence[int], parts: Sequence[Updates]) -> Sums:

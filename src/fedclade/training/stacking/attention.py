@@ -21,6 +21,8 @@ from fedclade.training.stacking.stacked_parameter import StackedParameter
 class StackedAttention(Stacked):
     """MultiheadAttention, self or cross, with the batch in dimension 0."""
 
+    by_example = True
+
     def __init__(self, layer: nn.MultiheadAttention, find: Find, active: Active) -> None:
         super().__init__()
         if not layer.batch_first:

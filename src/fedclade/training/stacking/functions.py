@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.overrides import has_torch_function_unary
 
+from fedclade.training.stacking.by_example import ByExample
 from fedclade.training.stacking.products import Product
 from fedclade.training.stacking.stacked_parameter import StackedParameter, scaled
 
@@ -26,7 +27,12 @@ def embedding(tokens: Tensor, weight: StackedParameter, padding: int | None) -> 
 
 
 def delivered(parameter: StackedParameter) -> Tensor:
-    """Return the value ``[k, *shape]`` for any operation of autograd's; its gradient goes to the parameter."""
+    """Return the value ``[k, *shape]`` for any operation of autograd's; its gradient goes to the parameter.
+
+    Where the gradient of each example is wanted, each has a value of its own, ``[k·B, *shape]``.
+    """
+    if (by_example := parameter.by_example) is not None:
+        return _DeliveredToEach.apply(parameter.use(), parameter, by_example)
     return _Delivered.apply(parameter.use(), parameter)
 
 
@@ -40,6 +46,18 @@ class _Delivered(Function):
     def backward(ctx: Any, *grads: Any) -> tuple[None, None]:
         ctx.parameter.add(grads[0])
         return None, None
+
+
+class _DeliveredToEach(Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, parameter: StackedParameter, by_example: ByExample) -> Tensor:
+        ctx.parameter, ctx.by_example = parameter, by_example
+        return value.unsqueeze(1).expand(len(value), by_example.width, *value.shape[1:]).flatten(0, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[None, None, None]:
+        ctx.by_example.add(ctx.parameter, grads[0])
+        return None, None, None
 
 
 class _Linear(Function):
@@ -76,6 +94,9 @@ class _Linear(Function):
 
 def hand_over(gradient: Tensor, rows: Tensor, weight: StackedParameter, bias: StackedParameter | None) -> None:
     """Hand a dense layer its gradients, from that of the outputs, and from the inputs: ``[k, B, ...]``, both."""
+    if (by_example := weight.by_example) is not None:
+        by_example.add_dense(gradient, rows, weight, bias)
+        return
     if weight.trained:
         weight.add_product(gradient.mT, rows)
     if bias is not None and bias.trained:

@@ -26,6 +26,8 @@ class Stacked(nn.Module):
 
     padding_shows = False
     """Whether a row's result depends on how many other rows there are."""
+    by_example = False
+    """Whether it can tell the gradient of each example, where these are wanted one by one."""
 
 
 class Described(NamedTuple):
@@ -37,6 +39,8 @@ class Described(NamedTuple):
 
 class StackedLinear(Stacked):
     """Linear, by batched matrix products."""
+
+    by_example = True
 
     def __init__(self, layer: nn.Linear, find: Find, active: Active) -> None:
         super().__init__()
@@ -65,6 +69,8 @@ class StackedEmbedding(Stacked):
 
 class StackedConv(Stacked):
     """Conv1d, 2d, 3d and their transposes, by a convolution with as many groups more as there are clients."""
+
+    by_example = True
 
     def __init__(self, layer: nn.Conv2d, find: Find, active: Active) -> None:
         super().__init__()
@@ -115,6 +121,8 @@ class StackedBatchNorm(Stacked):
 class StackedLayerNorm(Stacked):
     """LayerNorm and GroupNorm: their statistics are each example's own, only scale and shift are the client's."""
 
+    by_example = True
+
     def __init__(self, layer: nn.LayerNorm | nn.GroupNorm, find: Find, active: Active) -> None:
         super().__init__()
         self._weight, self._bias = find(layer.weight), find(layer.bias)
@@ -144,6 +152,8 @@ class StackedLayerNorm(Stacked):
 
 class StackedDropout(Stacked):
     """Dropout, by each client's own generator."""
+
+    by_example = True
 
     def __init__(self, layer: nn.Dropout, find: Find, active: Active) -> None:
         super().__init__()

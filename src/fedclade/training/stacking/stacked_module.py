@@ -18,6 +18,7 @@ from fedclade.training.stacking.active import Active
 from fedclade.training.stacking.attention import StackedAttention
 from fedclade.training.stacking.bands import Bands
 from fedclade.training.stacking.buffer_pool import BufferPool
+from fedclade.training.stacking.by_example import ByExample
 from fedclade.training.stacking.layers import Find, Refused, Stacked
 from fedclade.training.stacking.recurrent import StackedGRU, StackedLSTM
 from fedclade.training.stacking.stacked_parameter import StackedParameter
@@ -26,12 +27,8 @@ from fedclade.training.stacking.tape import NotOnTape, Tape
 LAYERS: Mapping[type[nn.Module], Callable[[Any, Find, Active], Stacked]] = {
     nn.Linear: layers.StackedLinear,
     nn.Embedding: layers.StackedEmbedding,
-    nn.Conv1d: layers.StackedConv,
-    nn.Conv2d: layers.StackedConv,
-    nn.Conv3d: layers.StackedConv,
-    nn.ConvTranspose1d: layers.StackedConv,
-    nn.ConvTranspose2d: layers.StackedConv,
-    nn.ConvTranspose3d: layers.StackedConv,
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), layers.StackedConv),
+    **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), layers.StackedConv),
     nn.LSTM: StackedLSTM,
     nn.GRU: StackedGRU,
     nn.BatchNorm1d: layers.StackedBatchNorm,
@@ -125,13 +122,24 @@ class StackedModule:
         edges: Sequence[int],
         fixed: Collection[str] = (),
         states: Sequence[Mapping[str, Tensor]] = (),
+        by_example: ByExample | None = None,
     ) -> None:
         """Start local training of the models that are loaded.
 
         The seeds are the clients' own, for dropout; anchors ``[n, S]`` are what the proximal term pulls each client
         towards, if there is such a term; clients between two of the edges take the same steps; parameters of ``fixed``
-        names stay as they are; and states are those of the clients' optimizers, if they are kept.
+        names stay as they are; and states are those of the clients' optimizers, if they are kept. With ``by_example``
+        the gradients of single examples are gathered there.
+
+        Raises
+        ------
+        CannotStack
+            If a layer does not tell them apart.
         """
+        if by_example is not None:
+            self._check_by_example()
+        for p in self._parameters:
+            p.by_example = by_example
         self._optimizer = optimizer
         self.layout.set_training(self.module)
         self.active.seed(seeds, self._device)
@@ -140,6 +148,11 @@ class StackedModule:
         for p in self._trained:
             p.held = p.slot.name in fixed
             p.begin(optimizer, None if anchors is None else anchors[:, p.slot.start : p.slot.stop])
+
+    def _check_by_example(self) -> None:
+        for name, layer in self.module.named_modules():
+            if isinstance(layer, Stacked) and not layer.by_example:
+                raise CannotStack.of(name, layer, "has no stacked form that tells the gradients of examples apart")
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits for the inputs ``[k·B, ...]`` of the clients that train."""
@@ -156,6 +169,12 @@ class StackedModule:
             torch.autograd.backward(logits, gradient)
         else:
             self._tape.backward(gradient)
+
+    def add(self, gradient: Tensor) -> None:
+        """Add to the gradients of the clients that train, ``[k, D]`` in the order of the layout."""
+        for p in self._trained:
+            if p.learns:
+                p.add(gradient[:, p.slot.start : p.slot.stop].view(p.state.shape))
 
     def step(self) -> None:
         """Finish a step of the optimizer."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
 from fedclade.core import Slot
 from fedclade.training.optimizer import LocalOptimizer, per_client
+
+if TYPE_CHECKING:
+    from fedclade.training.stacking.by_example import ByExample
 
 FEW_ROWS = 32
 """Up to how many rows a product is added to parameters as it is formed.
@@ -38,6 +43,8 @@ class StackedParameter:
         self._optimizer = LocalOptimizer(0.0)
         self._range = (0, 0)
         self._fused = self._used = self._touched = False
+        self.by_example: ByExample | None = None
+        """Where the gradient goes in place of :meth:`receive`, as one of each example; None: it is summed at once."""
 
     def allocate(self, memory: Tensor) -> None:
         """Take the memory ``[n, *shape]`` to live in."""
@@ -49,7 +56,8 @@ class StackedParameter:
     def begin(self, optimizer: LocalOptimizer, anchor: Tensor | None) -> None:
         """Start local training from what is in the memory now, pulled towards the anchors ``[n, entries]`` if any."""
         self._optimizer = optimizer
-        self._fused, self._used, self._touched = optimizer.can_fuse, False, False
+        fused = optimizer.can_fuse and self.by_example is None  # noise comes after the last gradient
+        self._fused, self._used, self._touched = fused, False, False
         self._anchor = None if anchor is None else anchor.reshape(self.everyone.shape)
         if self._gradients is not None:
             self._gradients.zero_()
@@ -72,6 +80,11 @@ class StackedParameter:
             self._fused = self._fused and not self._used
             self._used = True
         return self._value
+
+    @property
+    def learns(self) -> bool:
+        """Whether steps are taken with its gradient."""
+        return self.trained and not self.held
 
     def receive(self) -> tuple[Tensor, float, float]:
         """Return (target, β, α): the gradient g is to be taken in by target ← β·target + α·g."""

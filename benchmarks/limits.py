@@ -1,0 +1,192 @@
+"""What limits on updates cost clients of whom none lies, and how far honest updates are from what is bound.
+
+The suite's scenarios, and two more partitions, on the bundled digits or with ``--data mnist`` as they stand, each with
+and without the limits of ``[aggregate]``: the mean accuracy of each method, how many updates were left out or shortened
+and how many weights were capped, of all that were sent, and the longest update of the run without limits, as a multiple
+of the median of its cluster (clients that start from one model, at least three of them).
+
+With ``--attack FACTOR`` the first client of each run sends so many times its update, and claims ``--claim`` examples;
+accuracies are those of all others then, beside those of a run in which it is honest.
+
+    python benchmarks/limits.py
+    python benchmarks/limits.py --scenarios quantity-skew --methods fedavg cfl --rounds 20 --clip 3
+    python benchmarks/limits.py --attack -10 --claim 1000000000
+"""
+
+from __future__ import annotations
+
+import fedclade  # noqa: F401  # isort: skip  (before torch, whose threads then sleep while they wait)
+
+import argparse
+import logging
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import mean, median_low
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from fedclade.channel import Limiting, Middleware
+from fedclade.config import Config, read_scenario
+from fedclade.core import Ask, ConfigError, Limits, UpdateQuery, Updates, row_norms
+from fedclade.data import Federation
+from fedclade.runs import Run
+
+SUITE = Path(__file__).parents[1] / "configs" / "suite"
+
+SCENARIOS: Mapping[str, tuple[str, Sequence[str]]] = {
+    **{name: (name, ()) for name in ("iid", "label-swap", "label-permutation", "rotation", "label-groups")},
+    **{name: (name, ()) for name in ("natural", "two-labels", "quantity-skew")},
+    "dirichlet 0.1": ("iid", ("data.partition=dirichlet", "data.alpha=0.1")),
+    "power law": ("iid", ("data.partition=power_law",)),
+}
+"""File of the suite, and what differs."""
+
+
+@dataclass
+class Acts(Middleware):
+    """What stands where limits do: it measures updates, lets one client lie, and then holds to the limits."""
+
+    limiting: Limiting | None
+    factor: float = 1.0
+    claim: int = 0
+    liar: int | None = None
+    sent: int = 0
+    longest: list[float] = field(default_factory=lambda: [0.0, 0.0])
+
+    def weights(self, sizes: Mapping[int, int]) -> Mapping[int, int]:
+        """Return the sizes that clients count with, as they claim to have them."""
+        claimed = {client: self.claim if self.claim and client == self.liar else n for client, n in sizes.items()}
+        return self.limiting.weights(claimed) if self.limiting else claimed
+
+    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
+        """Return the updates."""
+        if query.is_secret:
+            return ask(query)
+        rows = dict(zip(query.ids, query.assignment, strict=True))
+
+        def lied(query: UpdateQuery) -> Updates:
+            updates = ask(query)
+            self.measure(updates, rows)
+            if self.liar not in updates.ids or updates.deltas is None:
+                return updates
+            place, sizes, deltas = updates.ids.index(self.liar), updates.sizes.clone(), updates.deltas.clone()
+            deltas[place] *= self.factor
+            sizes[place] = self.claim or sizes[place]
+            return replace(updates, sizes=sizes, deltas=deltas, norms=row_norms(deltas[:, : updates.n_parameters]))
+
+        return self.limiting.updates(query, lied) if self.limiting else lied(query)
+
+    def measure(self, updates: Updates, rows: Mapping[int, int]) -> None:
+        """Note the longest of some updates, parameters and buffers, by the median of those from the same model."""
+        self.sent += len(updates.ids)
+        buffers = row_norms(updates.required_deltas[:, updates.n_parameters :])
+        for part, norms in enumerate((updates.norms, buffers)):
+            for row in set(rows.values()):
+                mine = norms[torch.tensor([rows[client] == row for client in updates.ids], dtype=torch.bool)].tolist()
+                if len(mine) >= 3 and (middle := median_low(mine)):
+                    self.longest[part] = max(self.longest[part], max(mine) / middle)
+
+
+def run(config: Config, federation: Federation, limits: Limits, **lie: Any) -> tuple[Run, Acts]:
+    """Run a config under limits; return the run, and what was measured."""
+    acts: list[Acts] = []
+
+    def within(_: Limits, n_parameters: int, sizes: Any) -> Acts:
+        acts.append(Acts(Limiting(limits, n_parameters, sizes) if limits.limits else None, **lie))
+        return acts[0]
+
+    with patch.object(Limiting, "within", within):
+        return config.run(federation, progress=False), acts[0]
+
+
+def score(run: Run, liar: int | None) -> float:
+    """Return the mean accuracy of all clients but a liar in the end, in percent."""
+    return 100 * mean(row["accuracy"] for row in run.client_rows if row["client"] != liar)
+
+
+def counted(run: Run, sent: int) -> str:
+    """Return how many of the updates that were sent limits acted on, by what they did."""
+    texts = [text for event in run.events if event["kind"] == "limited" for text in event["clients"].values()]
+    out = sum(len(event["clients"]) for event in run.events if event["kind"] == "left_out")
+    shortened, capped = sum("shortened" in text for text in texts), sum("weight" in text for text in texts)
+    return f"{out:5d}{shortened:10d}{capped:8d}{sent:7d}"
+
+
+def main() -> int:
+    """Print a row for each scenario and method, and the largest loss; return 1 if that is more than a point."""
+    arguments = parse()
+    logging.getLogger("fedclade").setLevel(logging.ERROR)
+    limits = Limits(arguments.weight, arguments.norm, arguments.clip)
+    print(f"accuracy in %, {arguments.rounds} rounds, {arguments.seeds} seeds; {limits}")
+    print(f"{'':30}{'off':>7}{'on':>7}{'left out':>9}{'shortened':>10}{'capped':>8}{'of':>7}  longest / median")
+    worst = 0.0
+    for name in arguments.scenarios:
+        file, changes = SCENARIOS[name]
+        for method in arguments.methods:
+            worst = max(worst, one(name, file, changes, method, limits, arguments))
+    print(f"at most {worst:.1f} points lost")
+    return int(worst > 1)
+
+
+def one(
+    name: str, file: str, changes: Sequence[str], method: str, limits: Limits, arguments: argparse.Namespace
+) -> float:
+    """Print the row of a scenario and a method, the mean of some seeds; return what the limits cost, or the liar."""
+    rows: list[tuple[float, float]] = []
+    for seed in range(arguments.seeds):
+        last = [
+            f"rounds={arguments.rounds}",
+            f"evaluate_every={arguments.rounds}",
+            f"seed={seed}",
+            "stream=false",
+            "engine=loop",
+        ]
+        data = read_scenario(SUITE / f"{file}.toml").configs["fedavg"].data["name"]
+        if data == "mnist" and arguments.data == "digits":
+            last += ["data.name=digits", "data.samples_per_client=70", "data.test_samples=300"]
+        try:
+            config = read_scenario(SUITE / f"{file}.toml", [*changes, *last]).configs.get(method)
+        except ConfigError as error:
+            sys.exit(str(error))
+        if config is None:  # the oracle, where there are no clusters
+            return 0.0
+        federation = config.federation()
+        liar = federation.ids[0] if arguments.attack is not None else None
+        lie: Mapping[str, Any] = {"factor": arguments.attack or 1.0, "claim": arguments.claim, "liar": liar}
+        off, acts = run(config, federation, Limits())
+        on, _ = run(config, federation, limits, **(lie if liar is not None else {}))
+        rows.append((score(off, liar), score(on, liar)))
+        seen = f"{acts.longest[0]:.1f}" + (f", buffers {acts.longest[1]:.1f}" if acts.longest[1] else "")
+        print(
+            f"{name:18}{method:10}{seed:2d}{rows[-1][0]:7.1f}{rows[-1][1]:7.1f}    {counted(on, acts.sent)}  {seen}",
+            flush=True,
+        )
+    return mean(before - after for before, after in rows)
+
+
+def parse() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scenarios", nargs="+", choices=tuple(SCENARIOS), default=tuple(SCENARIOS))
+    parser.add_argument("--methods", nargs="+", default=("fedavg", "oracle", "cfl", "rcfl", "ifca", "fedgroup"))
+    parser.add_argument("--data", choices=("digits", "mnist"), default="digits")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--weight", type=float, default=2.0, help="largest_weight")
+    parser.add_argument("--norm", type=float, default=20.0, help="largest_norm")
+    parser.add_argument("--clip", type=float, default=5.0, help="clip_above")
+    parser.add_argument("--attack", type=float, help="so many times its update is what the first client sends")
+    parser.add_argument("--claim", type=int, default=0, help="so many examples it says it has; 0: as it is")
+    parsed = parser.parse_args()
+    if not all(each >= 1 for each in (parsed.weight, parsed.norm, parsed.clip)) or math.isnan(parsed.clip):
+        parser.error("limits should be at least 1")
+    return parsed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

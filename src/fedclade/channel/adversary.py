@@ -1,0 +1,182 @@
+"""Which clients of a simulation lie, and how: the settings of adversaries.
+
+Sources: Blades' ``adversaries/`` and ByzFL's ``attacks.py``, whose defaults these are but where :data:`KINDS` says
+otherwise; formulas are in ``attacks.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from fedclade.core import ConfigError, checked, require, unknown
+
+KINDS: Mapping[str, Mapping[str, Any]] = {
+    "label_flip": {},
+    "sign_flip": {},
+    "scaled": {"factor": 10.0},
+    "gaussian": {"mean": 0.1, "std": 0.1},
+    "alie": {"z": None, "knows": "honest"},
+    "ipm": {"epsilon": 2.0, "knows": "honest"},
+    "minmax": {"direction": "std", "knows": "honest"},
+    "minsum": {"direction": "std", "knows": "honest"},
+    "backdoor": {"target": 0, "patch": 3, "poisoned": 0.3, "factor": None},
+    "false_size": {},
+    "copy": {"std": 0.0},
+    "sybil": {"factor": 1.0},
+}
+"""The kinds of adversaries, with the options of each and their defaults."""
+
+POISONING = ("label_flip", "backdoor")
+"""Kinds that train on data that they have changed."""
+
+KNOWING = ("alie", "ipm", "minmax", "minsum", "copy")
+"""Kinds that see the updates of others."""
+
+FALSE_SIZE = 10**9
+
+LARGEST_SIZE = 2**53
+
+
+@checked()
+@dataclass(frozen=True, kw_only=True)
+class Adversary:
+    """Which clients are adversaries, and what they do; without a share there are none.
+
+    An option that a kind does not take is an error; left out, it is the kind's own.
+
+    Parameters
+    ----------
+    kind
+        ``label_flip``, ``sign_flip``, ``scaled``, ``gaussian``, ``alie``, ``ipm``, ``minmax``, ``minsum``,
+        ``backdoor``, ``false_size``, ``copy`` or ``sybil``.
+    share
+        Of all clients, how many are adversaries: drawn by the seed, and at least one unless it is 0.
+    cluster
+        They are drawn from the members of this true cluster alone, and ``share`` is of these.
+    from_round
+        Until this round they behave; sybils are not there before.
+    sleeper
+        Besides, an adversary behaves as long as its cluster has all clients: until the model that it is sent is no
+        longer everyone's.
+    size
+        How many training examples it claims to have; the truth, if left out, and of ``false_size`` 10⁹.
+    factor
+        What an update is multiplied by: 10 of ``scaled``. Of ``backdoor`` γ, by default the number of clients over that
+        of adversaries, so that the mean becomes the adversary's model. Of ``sybil`` the length, in those of its honest
+        update: 1.
+    mean, std
+        Of each parameter of what ``gaussian`` sends, 0.1 and 0.1. ``copy`` puts noise of ``std`` on its copy: 0.
+    z
+        Of ``alie``; by default the largest with which enough honest clients lie further from the mean.
+    epsilon
+        ε of ``ipm``: 2.
+    direction
+        In which ``minmax`` and ``minsum`` leave the mean: ``std``, ``sign`` or ``unit``.
+    knows
+        Whose updates ``alie``, ``ipm``, ``minmax`` and ``minsum`` start from: those of the ``honest`` clients that were
+        sent the same model, or those that the adversaries among them would send, their ``own``.
+    target
+        The label that a ``backdoor`` leads to: 0.
+    patch
+        Its trigger is a bright square of so many pixels in the lower right corner: 3.
+    poisoned
+        The share of a backdoor's training examples that have the trigger and the target: 0.3.
+
+    Raises
+    ------
+    ConfigError
+        If the kind is unknown, an option is not one of the kind's, or a value is out of range; one line for each.
+    """
+
+    kind: str = ""
+    share: float = 0.0
+    cluster: int | None = None
+    from_round: int = 1
+    sleeper: bool = False
+    size: int | None = None
+    factor: float | None = None
+    mean: float | None = None
+    std: float | None = None
+    z: float | None = None
+    epsilon: float | None = None
+    direction: str | None = None
+    knows: str | None = None
+    target: int | None = None
+    patch: int | None = None
+    poisoned: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.kind or self.share) and self.kind not in KINDS:
+            raise ConfigError(unknown("adversary.kind:", self.kind, KINDS))
+        takes = KINDS.get(self.kind, {})
+        given = {name: getattr(self, name) for name in OPTIONS if getattr(self, name) is not None}
+        takes_what = f"left out of kind {self.kind!r}, which takes {', '.join(takes) or 'no options'}"
+        size = self.size
+        require(
+            ("adversary.share", self.share, 0 <= self.share <= 1, "in [0, 1]"),
+            ("adversary.from_round", self.from_round, self.from_round >= 1, "at least 1"),
+            ("adversary.size", size, size is None or 1 <= size <= LARGEST_SIZE, "from 1 to 2**53"),
+            *((f"adversary.{name}", value, name in takes, takes_what) for name, value in given.items()),
+            *((f"adversary.{name}", value, *_RULES[name](value)) for name, value in given.items()),
+        )
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return self.share > 0
+
+    def option(self, name: str) -> Any:
+        """Return an option of the kind, or its default."""
+        given = getattr(self, name)
+        return KINDS[self.kind][name] if given is None else given
+
+    @property
+    def poisons(self) -> bool:
+        """Whether they train on data that they have changed."""
+        return self.kind in POISONING
+
+    @property
+    def knowing(self) -> bool:
+        """Whether they see the updates of others."""
+        return self.kind in KNOWING
+
+    @property
+    def claims(self) -> int | None:
+        """How many training examples they claim to have, if not the truth."""
+        return FALSE_SIZE if self.size is None and self.kind == "false_size" else self.size
+
+    def check_stream(self, stream: object, *, central: bool = False) -> None:
+        """Check that they see all updates of a round together: a ConfigError if they need to, and the run streams.
+
+        Or if privacy is ``central``, where nobody sees single updates.
+        """
+        rule = f"false or 'auto' with adversaries of kind {self.kind!r}, which see the updates of others"
+        require(("stream", stream, not (self and self.knowing and stream is True), rule))
+        if central and self and self.knowing:
+            raise ConfigError(
+                f'privacy.model = "central": adversaries of kind {self.kind!r} see the updates of others, and nobody '
+                "does; take another adversary.kind"
+            )
+
+
+def _finite(value: float) -> tuple[bool, str]:
+    return math.isfinite(value), "finite"
+
+
+def _not_negative(value: float) -> tuple[bool, str]:
+    return 0 <= value < math.inf, "at least 0 and finite"
+
+
+_RULES: Mapping[str, Any] = {
+    **{"factor": _finite, "mean": _finite, "std": _not_negative, "z": _finite, "epsilon": _not_negative},
+    "direction": lambda value: (value in ("std", "sign", "unit"), "'std', 'sign' or 'unit'"),
+    "knows": lambda value: (value in ("honest", "own"), "'honest' or 'own'"),
+    "target": lambda value: (value >= 0, "at least 0"),
+    "patch": lambda value: (value >= 1, "at least 1"),
+    "poisoned": lambda value: (0 < value <= 1, "greater than 0 and at most 1"),
+}
+"""Of each option, whether a value holds, and the rule."""
+
+OPTIONS = tuple(field.name for field in fields(Adversary) if field.name in _RULES)

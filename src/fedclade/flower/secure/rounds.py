@@ -1,0 +1,266 @@
+"""The server's side of secure aggregation: the four questions of a sum, put to all groups of a query at once."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from flwr.app import MessageType
+from torch import Tensor
+
+from fedclade.core import ConfigError, Sums, UpdateError, UpdateQuery, Updates
+from fedclade.flower.models_sent import ModelsSent
+from fedclade.flower.policy import CLEAR_SHARE
+from fedclade.flower.secure import adverts as advertising
+from fedclade.flower.secure.adverts import Advert
+from fedclade.flower.secure.group import BadSharesError, Group, by_row, too_small
+from fedclade.flower.secure.masked_reply import MaskedReply, read_masked
+from fedclade.flower.secure.secrets import LONGEST_SHARE
+from fedclade.flower.secure.setting import Asks, Members, SecureAggregation, check
+from fedclade.flower.secure.terms import Terms, digest_of, listed, names_of
+from fedclade.flower.wire import Content
+
+LONGEST_CIPHERTEXT = 1024  # bytes; Fernet makes some 250 of two shares
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+def secure_updates(
+    of: SecureAggregation,
+    asks: Asks,
+    query: UpdateQuery,
+    sent: ModelsSent,
+    values: Mapping[str, Any],
+    members: Members,
+    n_parameters: int,
+) -> Updates:
+    """Return the sums of a query's updates, and signatures; ``values`` are what its training is told."""
+    check(query)
+    values = {**values, "signs": of.compared.dim > 0}
+    return _Round(of, asks, query, sent, values, members, n_parameters).run()
+
+
+class _Round:
+    def __init__(
+        self,
+        of: SecureAggregation,
+        asks: Asks,
+        query: UpdateQuery,
+        sent: ModelsSent,
+        values: Mapping[str, Any],
+        members: Members,
+        D: int,
+    ) -> None:
+        self._of, self._asks, self._query, self._sent, self._values = of, asks, query, sent, values
+        self._members, self._D = members, D
+        self._left_out = {client: why for client, why in of.barred.items() if client in query.ids}
+        self._replies: dict[int, MaskedReply] = {}
+        self._weights, self._limited = of.limiting.weights(members.sizes), dict[int, str]()
+        dim, count = of.compared.dim, query.round.replicates
+        self._parts = count if count > 1 and query.round.compares_parts else 0
+        self._part_dim = int(values["dim"])
+        self._clear = self._parts * self._part_dim + dim
+        if CLEAR_SHARE * self._clear > D:
+            raise ConfigError(
+                f"network.secure_aggregation = true: {self._clear} numbers of each client that are sent as they are "
+                f"tell too much of updates of {D} parameters; lower signature.dim ({self._part_dim or dim}), so that "
+                f"they are at most {D // CLEAR_SHARE}"
+            )
+
+    def run(self) -> Updates:
+        query = self._query
+        ids = [client for client in query.ids if client not in self._left_out]
+        row_of = dict(zip(query.ids, query.assignment, strict=True))
+        groups: list[Group] = []
+        for row, mine in by_row(ids, [row_of[client] for client in ids]).items():
+            if len(mine) < (fewest := self._of.rules.fewest):
+                self._left_out |= dict.fromkeys(mine, too_small(len(mine), fewest))
+            else:
+                groups.append(Group(row, mine, self._terms(mine)))
+        for stage in (self._keys, self._shares, self._masked, self._unmask):
+            groups = [group for group in groups if group.alive]
+            if groups:
+                stage({client: group for group in groups for client in group.alive})
+            groups = [group for group in groups if self._goes_on(group, last=stage == self._unmask)]
+        return self._collected(groups)
+
+    def _terms(self, clients: Sequence[int]) -> Terms:
+        """Return the terms of a new sum of some clients, which are sent the same."""
+        training = Content.of(self._asks.content("masked", self._values, self._sent.vectors[clients[0]]))
+        return Terms(
+            instance=secrets.token_hex(16),
+            clients=len(clients),
+            threshold=self._of.rules.threshold,
+            clip=self._of.rules.clip,
+            weight=max(self._weights[client] for client in clients),
+            question=digest_of(training.values),
+            vectors=names_of(training.vectors),
+        )
+
+    def _goes_on(self, group: Group, last: bool) -> bool:
+        """Return whether a sum can still be had; if not, all its clients are left out."""
+        if not (why := "" if last else group.too_few(self._of.rules)):
+            return True
+        self._left_out |= {client: why for client in [*group.alive, *group.masked] if client not in self._left_out}
+        return False
+
+    def _ask(
+        self,
+        of: Mapping[int, Group],
+        kind: str,
+        values: Callable[[int, Group], Mapping[str, Any]],
+        read: Callable[[int, Content], T],
+        largest: int = 0,
+    ) -> Iterator[tuple[int, T]]:
+        """Put a stage's question to clients; those that do not answer are no longer alive."""
+        carries = kind == "masked"
+        contents = {
+            client: self._asks.content(
+                kind,
+                {"instance": group.terms.instance, **values(client, group)},
+                self._sent.vectors[client] if carries else None,
+            )
+            for client, group in of.items()
+        }
+
+        def checked(client: int, content: Content) -> T:
+            if content.get("instance", str) != of[client].terms.instance:
+                raise UpdateError("answer about another sum than it was asked for")
+            if not carries:
+                content.has_only(())
+            return read(client, content)
+
+        answered = set[int]()
+        number = str(self._query.round.number)
+        for client, found in self._asks.request(contents, MessageType.TRAIN, number, checked, self._left_out, largest):
+            answered.add(client)
+            yield client, found
+        for group in {id(group): group for group in of.values()}.values():
+            group.alive = [client for client in group.alive if client in answered]
+
+    def _keys(self, of: Mapping[int, Group]) -> None:
+        def read(client: int, content: Content) -> Advert:
+            masking, sealing, promise = (content.get(name, bytes) for name in ("masking", "sealing", "commitment"))
+            signature = content.get("signature", bytes)
+            advert = Advert(client, masking, sealing, promise, self._members.keys[client], signature)
+            advert.check(of[client].terms.context)
+            return advert
+
+        for client, advert in self._ask(
+            of, "keys", lambda client, group: {"client": client, "terms": group.terms.text}, read
+        ):
+            of[client].adverts[client] = advert
+        for group in {id(group): group for group in of.values()}.values():
+            group.draw_neighbours(self._of.rules)
+
+    def _shares(self, of: Mapping[int, Group]) -> None:
+        def values(client: int, group: Group) -> Mapping[str, Any]:
+            return advertising.told([group.adverts[c] for c in sorted([client, *group.neighbours[client]])])
+
+        def read(client: int, content: Content) -> dict[int, bytes]:
+            ids, ciphertexts = listed(content, "clients", int), listed(content, "ciphertexts", bytes)
+            if sorted(ids) != of[client].neighbours[client] or len(ciphertexts) != len(ids):
+                raise UpdateError("shares for other clients than those that it was shown the keys of")
+            if max(map(len, ciphertexts)) > LONGEST_CIPHERTEXT:
+                raise UpdateError(f"shares of more than {LONGEST_CIPHERTEXT} bytes")
+            return dict(zip(ids, ciphertexts, strict=True))
+
+        for client, ciphertexts in self._ask(of, "shares", values, read):
+            of[client].ciphertexts[client] = ciphertexts
+
+    def _masked(self, of: Mapping[int, Group]) -> None:
+        repeated = {"what": "masked", **{name: self._values[name] for name in ("round", "query", "purpose")}}
+        S, dtype = self._query.models.shape[1], self._query.models.dtype
+
+        def values(client: int, group: Group) -> Mapping[str, Any]:
+            sources = group.sources(client)
+            ciphertexts = [group.ciphertexts[source][client] for source in sources]
+            return {**self._values, "sources": sources, "ciphertexts": ciphertexts}
+
+        def read(client: int, content: Content) -> MaskedReply:
+            expected = {**repeated, "model": self._sent.names[client]}
+            return read_masked(content, S, self._clear, dtype, self._members.sizes[client], expected)
+
+        largest = 4 * S + self._clear * dtype.itemsize
+        self._replies = dict(self._ask(of, "masked", values, read, largest))
+        self._admit()
+        for client, group in of.items():
+            if client in self._replies:
+                group.masked[client] = self._replies[client].masked
+        for group in {id(group): group for group in of.values()}.values():
+            group.alive = [client for client in group.alive if client in group.masked]
+
+    def _admit(self) -> None:
+        """Leave out those that say that their update is too long, as if they had not answered."""
+        ids = list(self._replies)
+        if not ids:
+            return
+        for client, reply in self._replies.items():
+            if reply.clipped:
+                _log.warning("client %d had %d entries of its update clipped", client, reply.clipped)
+        both = torch.tensor([self._replies[client].norms for client in ids], dtype=torch.float64)
+        sizes = torch.tensor([self._members.sizes[client] for client in ids], dtype=torch.float64)
+        # Of one parameter and one buffer: their magnitudes are the norms that limits look at.
+        said = Updates(ids=tuple(ids), sizes=sizes, losses=sizes, norms=both[:, 0], n_parameters=1, deltas=both)
+        admitted = self._of.limiting.updates(self._query.select(ids), lambda _: said)  # pyright: ignore[reportArgumentType]
+        self._left_out |= admitted.left_out
+        self._limited = dict(admitted.limited)
+        self._replies = {client: self._replies[client] for client in admitted.ids}
+
+    def _unmask(self, of: Mapping[int, Group]) -> None:
+        def values(client: int, group: Group) -> Mapping[str, Any]:
+            active, dead = group.standing(client)
+            return {"active": active, "dead": dead}
+
+        def read(client: int, content: Content) -> list[bytes]:
+            shares, (active, dead) = listed(content, "shares", bytes), of[client].standing(client)
+            if len(shares) != len(active) + len(dead) or max(map(len, shares)) > LONGEST_SHARE:
+                raise UpdateError(f"{len(shares)} shares, expected {len(active) + len(dead)} of few bytes")
+            return shares
+
+        for client, shares in self._ask(of, "unmask", values, read):
+            group = of[client]
+            active, dead = group.standing(client)
+            for whose, share in zip([*active, *dead], shares, strict=True):
+                group.shares.setdefault(whose, {})[client] = share
+
+    def _collected(self, groups: Sequence[Group]) -> Updates:
+        """Take the masks off, and return the sums with what was sent beside them."""
+        models = self._query.models
+        sums: list[Tensor] = []
+        of: dict[int, int] = {}
+        for group in groups:
+            try:
+                sums.append(group.total().to(models))
+            except UpdateError as error:
+                if isinstance(error, BadSharesError):
+                    self._of.barred[error.client] = str(error)
+                self._left_out |= dict.fromkeys(group.masked, str(error))
+            else:
+                of |= dict.fromkeys(group.masked, len(sums) - 1)
+        ids = [client for client in self._query.ids if client in of]
+        for client in ids:  # that did not answer the last question: its update is in the sum
+            self._left_out.pop(client, None)
+        replies = [self._replies[client] for client in ids]
+        stacked = torch.stack(sums) if sums else models.new_zeros(0, models.shape[1])
+        clear = torch.stack([each.clear for each in replies]) if replies else models.new_zeros(0, self._clear)
+        split = self._parts * self._part_dim
+        parts = clear[:, :split].view(len(ids), self._parts, self._part_dim) if self._parts else None
+        losses = [torch.nan if reply.loss is None else reply.loss for reply in replies]
+        return Updates(
+            ids=tuple(ids),
+            sizes=torch.tensor([self._weights[client] for client in ids], dtype=torch.float64),
+            losses=torch.tensor(losses, dtype=torch.float64),
+            norms=torch.tensor([reply.norms[0] for reply in replies], dtype=torch.float64),
+            n_parameters=self._D,
+            sums=Sums(stacked, torch.tensor([of[client] for client in ids], dtype=torch.int64)),
+            sketches=clear[:, split:],
+            parts=parts,
+            left_out=self._left_out,
+            limited={client: what for client, what in self._limited.items() if client in of},
+        )

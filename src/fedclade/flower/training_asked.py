@@ -1,0 +1,75 @@
+"""What a question for training asks of a client, checked by its policy before anything is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from fedclade.core import Mixture, Round, UpdateError
+from fedclade.flower.local_training import read_rule, read_spec
+from fedclade.flower.models_sent import read_mixture
+from fedclade.flower.policy import Policy
+from fedclade.flower.wire import Content
+
+LARGEST_SKETCH = 2**20  # entries that a signature may be asked to have: memory is allocated for them
+
+
+@dataclass(frozen=True)
+class TrainingAsked:
+    """One round of training, or a gradient: of which models, and for whom.
+
+    Parameters
+    ----------
+    kind
+        ``train`` or ``gradients``.
+    own, shares
+        Whether the client keeps the model, and whether it also sends it.
+    sent
+        The names of the vectors that are models.
+    mixture
+        What they are together, if they are one mixture.
+    goes_on
+        Whether the client goes on with its own model, so that none is sent to start from.
+    """
+
+    kind: str
+    round: Round
+    own: bool
+    shares: bool
+    sent: list[str]
+    mixture: Mixture | None
+    goes_on: bool
+
+    @classmethod
+    def read(cls, content: Content, policy: Policy, examples: int, labels: int | None) -> Self:
+        """Return what a client with so many examples is asked for; a PolicyError or UpdateError if it cannot be."""
+        kind, dim = content.get("what", str), content.get("dim", int)
+        replicates, part_size = content.get("replicates", int), content.get("part_size", int)
+        if not (1 <= replicates <= examples and 0 <= replicates * part_size <= examples and 0 <= dim <= LARGEST_SKETCH):
+            parts = f"{replicates} parts" + (f" of {part_size}" if part_size else "")
+            raise UpdateError(f"asked for {parts} of {examples} training examples, compared by {dim} numbers each")
+        spec, rule = read_spec(content), read_rule(content) if kind == "train" else None
+        own, personal_epochs = content.get("own", bool), max(0, content.get("personal_epochs", int))
+        shares = own and content.get("shares", bool)
+        names, mixture = read_mixture(content, labels)
+        if mixture is not None and (replicates > 1 or own or rule is not None or kind != "train"):
+            raise UpdateError("asked for something else of a mixture than one update of each of its models")
+        policy.check_models(len(names))
+        times = (1 if rule is None else rule.gradients) * max(1, len(names))
+        policy.check_training(spec, replicates, replicates * part_size or examples, personal_epochs, times)
+        this_round = Round(
+            number=content.get("round", int),
+            spec=spec,
+            seed=content.get("seed", int),
+            purpose=content.get("purpose", str),
+            query=content.get("query", int),
+            replicates=replicates,
+            part_size=part_size,
+            compares_parts=content.get("compares_parts", bool),
+            personal_epochs=personal_epochs,
+            rule=rule,
+            communicates="nothing" if own and not shares else "all",
+        )
+        goes_on = own and kind == "train" and "model" not in content.vectors
+        sent = names or [*([] if goes_on else ["model"]), *(["anchor"] if "anchor" in content.vectors else [])]
+        return cls(kind, this_round, own, shares, sent, mixture, goes_on)

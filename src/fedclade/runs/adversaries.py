@@ -1,0 +1,165 @@
+"""The adversaries of a simulation: who they are, what they hold, and how honest clients and they fare, apart.
+
+Who lies is known to the simulation alone: it makes the middleware and the scores, and no algorithm sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedclade.channel import Adversary, Lying
+from fedclade.core import Clients, ConfigError, Evaluation, Mixture, ParameterTree, require, rng, shown
+from fedclade.data import Backdoor, Federation, LabelFlip, poisoned
+from fedclade.runs.store.row_table import Row, RowTable
+from fedclade.tasks import FittedTask, cluster_scores, spread
+
+ACCURACY = "accuracy"
+"""The metric by which a backdoor succeeds."""
+
+
+@dataclass(frozen=True, eq=False)
+class Adversaries:
+    """The adversaries of a run.
+
+    Parameters
+    ----------
+    settings
+        How they lie.
+    federation
+        All clients, with what they hold poisoned where that is the lie.
+    lying
+        The middleware that lies for them.
+    task
+        By which clients are scored.
+    """
+
+    settings: Adversary
+    federation: Federation
+    lying: Lying
+    task: FittedTask
+
+    @classmethod
+    def drawn(
+        cls, adversary: Adversary | None, federation: Federation, task: FittedTask, seed: int
+    ) -> Adversaries | None:
+        """Draw the adversaries among all clients of a run, by seed and keys; None where there are to be none.
+
+        Raises
+        ------
+        ConfigError
+            If there is no such true cluster, no client would be honest, or the data cannot be poisoned so.
+        """
+        if not adversary:
+            return None
+        liars = _drawn(adversary, federation, seed)
+        if adversary.kind == "label_flip":
+            held: Federation = poisoned(federation, liars, LabelFlip.of(federation.pool), seed)
+        elif adversary.kind == "backdoor":
+            options = (adversary.option(name) for name in ("target", "patch", "poisoned"))
+            held = poisoned(federation, liars, Backdoor.of(federation.pool, *options), seed)
+            names = [metric.name for metric in task.metrics]
+            require(("task.metrics", names, ACCURACY in names, f"with {ACCURACY!r}, by which a backdoor succeeds"))
+        else:
+            held = federation
+        return cls(adversary, held, Lying(adversary, liars, federation.keys), task)
+
+    def attacked(
+        self, clients: Clients, ids: Sequence[int], models: Tensor, rows: Sequence[int], mixture: Mixture | None
+    ) -> float | None:
+        """Return the share of honest clients' test examples with the trigger that get the target label.
+
+        ``models [K, S]`` are those that clients are served with, by rows. None if there is no backdoor, or no example.
+        """
+        if self.settings.kind != "backdoor":
+            return None
+        number = self.lying.number
+        there = self.federation.in_round(-number).by_id
+        asked = {
+            client: row for client, row in zip(ids, rows, strict=True) if self._is_honest(client) and client in there
+        }
+        if not asked:
+            return None
+        found = clients.evaluate(list(asked), models, list(asked.values()), "test", data_round=-number, mixture=mixture)
+        column = [metric.name for metric in self.task.metrics].index(ACCURACY)
+        examples = found.examples.double()
+        return float(found.scores[:, column] @ examples / examples.sum()) if found.ids else None
+
+    def columns(
+        self, evaluation: Evaluation | None, tree: ParameterTree, truth: Mapping[int, int] | None, success: float | None
+    ) -> Row:
+        """Return the columns that a round has besides: scores of honest clients and of adversaries, and so on."""
+        name = self.task.metrics[0].name
+        scores = {} if evaluation is None else dict(zip(evaluation.ids, evaluation.scores[:, 0].tolist(), strict=True))
+        return {
+            f"{name}_honest": _mean([score for client, score in scores.items() if self._is_honest(client)]),
+            f"{name}_adversaries": _mean([score for client, score in scores.items() if not self._is_honest(client)]),
+            "ari_honest": self._ari(tree, truth),
+            "attack_success": success,
+        }
+
+    def summary(
+        self, last: Row, rows: RowTable, tree: ParameterTree, truth: Mapping[int, int] | None
+    ) -> dict[str, Any]:
+        """Return what ``summary.json`` says of them, from the last round's metrics and the last table of clients."""
+        clients = np.asarray(rows.column("client"))
+        honest = np.array([self._is_honest(client) for client in clients.tolist()], dtype=bool)
+        scores: dict[str, dict[str, float | None]] = {}
+        for metric in self.task.metrics:
+            values = np.asarray(rows.column(metric.name), dtype=np.float64)
+            numbers = spread(values[honest].tolist(), lower_is_better=not metric.higher_is_better)
+            of_honest = {"honest": numbers["mean"], "honest_worst10": numbers["worst10_mean"]} if honest.any() else {}
+            scores[metric.name] = {
+                **dict.fromkeys(("honest", "honest_worst10")),
+                **of_honest,
+                "adversaries": _mean(values[~honest].tolist()),
+            }
+        alone, mixed, beside = self._where(tree)
+        return {
+            "kind": self.settings.kind,
+            "ids": sorted(self.lying.liars),
+            "scores": scores,
+            "clusters": {"of_adversaries": alone, "of_both": mixed, "adversaries_with_honest": beside},
+            "ari_honest": self._ari(tree, truth),
+            "attack_success": last.get("attack_success"),
+        }
+
+    def _where(self, tree: ParameterTree) -> tuple[int, int, int]:
+        """Return how many clusters have adversaries alone, and how many both, and the adversaries in the latter."""
+        liars = [sum(not self._is_honest(client) for client in leaf.members) for leaf in tree.leaves]
+        each = [(n, len(leaf.members)) for n, leaf in zip(liars, tree.leaves, strict=True) if n]
+        both = [n for n, members in each if n < members]
+        return len(each) - len(both), len(both), sum(both)
+
+    def _ari(self, tree: ParameterTree, truth: Mapping[int, int] | None) -> float | None:
+        found = {client: leaf for client, leaf in tree.leaf_of.items() if self._is_honest(client)}
+        return cluster_scores(found, truth)["ari"] if found else None
+
+    def _is_honest(self, client: int) -> bool:
+        return client not in self.lying.liars
+
+
+def _drawn(adversary: Adversary, federation: Federation, seed: int) -> list[int]:
+    """Return the ids of the adversaries."""
+    among, cluster = list(federation.ids), adversary.cluster
+    if cluster is not None:
+        truth = federation.true_clusters
+        if truth is None:
+            raise ConfigError(f"adversary.cluster should be left out where true clusters are not known, got {cluster}")
+        among = [client for client in among if truth[client] == cluster]
+        known = shown(sorted(set(truth.values())))
+        require(("adversary.cluster", cluster, bool(among), f"one of the true clusters, {known}"))
+    number = max(1, round(adversary.share * len(among)))
+    rule = f"less, or none of {len(federation)} clients is honest"
+    require(("adversary.share", adversary.share, number < len(federation), rule))
+    by_key = sorted(among, key=lambda client: federation.keys[client])
+    drawn = rng.generator(seed, "adversaries").permutation(len(by_key))[:number]
+    return [by_key[place] for place in drawn.tolist()]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if len(values) else None

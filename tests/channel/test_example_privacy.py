@@ -1,0 +1,289 @@
+"""Privacy of single examples: what is withheld, what runs state and what real clients book."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedclade import (
+    CFL,
+    ConfigError,
+    DifferentialPrivacy,
+    ExamplePrivacy,
+    FedAvg,
+    FedRep,
+    LocalTraining,
+    PrivacyError,
+    ReplicatedCFL,
+    assign,
+    simulate,
+)
+from fedclade.channel.example_privacy import PrivateExamples, booked_steps, mechanism_of, noisy_steps
+from fedclade.channel.ledger import Budget
+from fedclade.channel.middleware import Channel
+from fedclade.channel.replicates import Replicating
+from fedclade.channel.step_ledger import StepLedger, epsilon_of_steps
+from fedclade.config import check_config
+from fedclade.core import Mixture, MoreauEnvelope, StatisticsQuery
+from fedclade.core.queries import Round, UpdateQuery
+from fedclade.report.tables import facts
+from fedclade.training.private_steps import Draws
+from tests.tiny import federation_of, linear, perceptron, simulated
+
+PRIVACY = ExamplePrivacy(clip_norm=1.0, noise_multiplier=2.0)
+SPEC = LocalTraining(epochs=3, batch_size=10)
+ROUND = Round(3, SPEC, seed=1)
+TRUTH = [0, 3] * 4
+SIZES = [20 + 3 * i for i in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("clip_norm", 0.0, "greater than 0 and finite"),
+        ("noise_multiplier", -0.1, "at least 0 and finite"),
+        ("delta", 1.0, "greater than 0 and less than 1"),
+    ],
+)
+def test_a_setting_out_of_range_is_named(name, value, rule):
+    with pytest.raises(ConfigError, match=f"privacy.{name} should be {rule}, got {value}"):
+        ExamplePrivacy(**{"clip_norm": 1.0, name: value})
+
+
+def test_the_level_of_a_config_says_whom_noise_protects():
+    section = {"clip_norm": 1.0, "noise_multiplier": 2.0, "delta": 1e-6}
+    assert mechanism_of(section) == mechanism_of({**section, "level": "client"}) == DifferentialPrivacy(**section)
+    assert mechanism_of({**section, "level": "example"}) == ExamplePrivacy(**section)
+    assert mechanism_of({}) is None
+    with pytest.raises(ConfigError, match=r"privacy.clip_norm should be a number where privacy.level = 'example'"):
+        mechanism_of({"level": "example"})
+    with pytest.raises(ConfigError, match=r"privacy.level should be client or example, got 'label'"):
+        check_config({"privacy": {"level": "label"}})
+    noted = check_config({"privacy": {**section, "level": "example"}}).as_dict()["privacy"]
+    assert noted == {"permute": False, **section, "level": "example"}
+    assert "level" not in check_config({"privacy": section}).as_dict()["privacy"]
+
+
+# What a query costs
+
+
+@pytest.mark.parametrize(
+    ("change", "rate", "steps"),
+    [
+        ({}, 10 / 95, 30),  # 3 epochs of ⌈95 / 10⌉ batches
+        ({"spec": LocalTraining(steps=7, batch_size=10)}, 10 / 95, 7),
+        ({"spec": LocalTraining(batch_size=100)}, 1.0, 1),
+        ({"personal_epochs": 2}, 10 / 95, 30 + 20),
+        ({"replicates": 2}, 10 / 47, 15),  # parts of 47 and 48 examples
+        ({"replicates": 4, "part_size": 20}, 10 / 20, 6),
+        ({"replicates": 4, "spec": LocalTraining(steps=7, batch_size=10)}, 10 / 23, 2),
+        ({"part": (1, 2)}, 10 / 47, 15),
+    ],
+)
+def test_a_query_costs_the_steps_of_its_largest_part_at_the_rate_of_its_smallest(change, rate, steps):
+    assert noisy_steps(replace(ROUND, **change), 95) == {rate: steps}
+
+
+@given(st.integers(1, 200), st.integers(1, 5), st.integers(1, 40), st.integers(1, 3))
+def test_no_part_costs_more_than_is_counted(examples, replicates, batch_size, epochs):
+    this_round = replace(ROUND, spec=LocalTraining(epochs=epochs, batch_size=batch_size), replicates=replicates)
+    ((rate, steps),) = noisy_steps(this_round, examples).items()
+    for place in range(replicates if examples >= replicates else 0):
+        part = this_round.of_part(place) if replicates > 1 else this_round
+        ((own, taken),) = noisy_steps(replace(part, part=None), len(part.examples(examples, 5))).items()
+        assert own <= rate
+        assert taken <= steps
+
+
+CLIENTS = st.dictionaries(st.integers(0, 9), st.dictionaries(st.sampled_from([0.1, 0.2, 0.5]), st.integers(1, 4)))
+
+
+@given(CLIENTS)
+@settings(max_examples=25, deadline=None)
+def test_what_a_run_states_is_at_least_what_each_client_spent(of_clients):
+    told = PRIVACY.spent(of_clients, 3)
+    each = [PRIVACY.epsilon(rates) for rates in of_clients.values()]
+    assert told["epsilon"] >= max(each, default=0.0)
+    assert told["releases"] == 3
+    if all(len(rates) <= 1 for rates in of_clients.values()):
+        assert told["epsilon"] == max(each, default=0.0)
+
+
+# What is withheld
+
+
+def asked(change=None, **more):
+    clients, params = simulated(federation_of([0, 1]), linear())
+    this_round = replace(ROUND, **(change or {}))
+    behind = Channel(clients, PrivateExamples(clients.sizes))
+    return behind.ask(UpdateQuery([0, 1], "train", params[None], [0, 0], this_round, **more))
+
+
+def test_training_losses_are_withheld():
+    updates = asked()
+    assert updates.losses.isnan().all()
+    assert updates.ids == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "more", "told"),
+    [
+        ({}, {"mixture": Mixture()}, "do not tell the models of a mixture"),
+        ({}, {"data_rounds": [(1, 2), (1, 2)]}, "do not tell updates from the data of several rounds"),
+        (
+            {"rule": MoreauEnvelope(lam=1.0, steps=2, lr=0.1)},
+            {},
+            "local rule moreau_envelope takes other steps than those of DP-SGD.*or privacy.level = 'client'",
+        ),
+    ],
+)
+def test_updates_that_are_no_noisy_steps_are_refused(change, more, told):
+    with pytest.raises(ConfigError, match=told):
+        asked(change, **more)
+
+
+def test_what_has_no_noise_is_refused_and_scores_are_not():
+    clients, params = simulated(federation_of([0, 1]), linear())
+    behind = Channel(clients, PrivateExamples(clients.sizes))
+    everybody = [0, 1], params[None], [0, 0]
+    told = behind.evaluate(*everybody, "test")
+    assert torch.equal(told.losses, clients.evaluate(*everybody, "test").losses)
+    with pytest.raises(ConfigError, match="do not tell gradients over all their examples"):
+        behind.gradients(*everybody, ROUND)
+    with pytest.raises(ConfigError, match="do not tell training losses"):
+        behind.evaluate(*everybody, "train")
+    with pytest.raises(ConfigError, match="do not tell subspaces of their data"):
+        behind.subspaces([0, 1], 2, False)
+    with pytest.raises(ConfigError, match="do not tell descriptors of their data"):
+        behind.descriptors([0, 1], torch.zeros(1), 1)
+    with pytest.raises(ConfigError, match="do not tell shifts of their data"):
+        behind.shifts([0, 1], 1, 0.2, False)
+    with pytest.raises(ConfigError, match="do not tell sums of their data"):
+        behind.ask(StatisticsQuery([0, 1]))
+
+
+# A real client
+
+
+def test_a_real_client_books_a_query_once_whatever_parts_it_has(tmp_path):
+    clients, params = simulated(federation_of([0], [40]), linear())
+    ledger = StepLedger(tmp_path / "ledger.json")
+    client = Channel(clients, booked_steps(PRIVACY, ledger, "run 7", clients.sizes), Replicating(None))
+    client.train([0], params[None], [0], ROUND)
+    client.train([0], params[None], [0], replace(ROUND, number=4, replicates=2))
+    booked = [(e.run, e.round, e.noise_multiplier, e.rate, e.steps) for e in ledger.entries()]
+    assert booked == [("run 7", 3, 2.0, 10 / 40, 12), ("run 7", 4, 2.0, 10 / 20, 6)]
+    assert ledger.spent(1e-5) == epsilon_of_steps({(0.25, 2.0): 12, (0.5, 2.0): 6}, 1e-5)
+
+
+def test_a_real_client_whose_budget_is_spent_does_not_even_train(tmp_path, monkeypatch):
+    clients, params = simulated(federation_of([0], [40]), linear())
+    once = PRIVACY.epsilon({0.25: 12})
+    ledger = StepLedger(tmp_path / "ledger.json", Budget(epsilon=1.1 * once, level="example"))
+    client = Channel(clients, booked_steps(PRIVACY, ledger, "run", clients.sizes))
+    client.train([0], params[None], [0], ROUND)
+    monkeypatch.setattr(clients, "handle_updates", None)
+    with pytest.raises(PrivacyError, match=r"with this update the client would have spent ε = .* more than its budget"):
+        client.train([0], params[None], [0], ROUND)
+
+
+# A whole run
+
+
+def run_of(algorithm=None, privacy=PRIVACY, rounds=3, engine="stacked", model=None, **settings):
+    federation = settings.pop("federation", None) or federation_of(TRUTH, SIZES, seed=1)
+    settings = {"local": SPEC, **settings}
+    model = model or perceptron(1)
+    return simulate(algorithm or FedAvg(), model, federation, rounds=rounds, engine=engine, privacy=privacy, **settings)
+
+
+def test_a_run_states_what_its_clients_spent():
+    """The smallest client has the largest rate, and here not the most steps: the largest of all ε counts."""
+    run = run_of()
+    each = {n: PRIVACY.epsilon({10 / n: 3 * SPEC.steps_with(n)}) for n in SIZES}
+    worst = max(each, key=lambda n: each[n])
+    assert run.summary["privacy"] == {
+        **{"epsilon": each[worst], "level": "example", "clip_norm": 1.0, "noise_multiplier": 2.0, "delta": 1e-5},
+        **{"steps": 3 * SPEC.steps_with(worst), "releases": 3},
+    }
+    assert run.config["privacy"] == {"permute": False, **PRIVACY.section}
+    assert [row["train_loss"] for row in run.metric_rows] == [None] * 3
+    (told,) = [text for name, text in facts(run) if name == "privacy"]
+    assert told.startswith(f"ε = {each[worst]:.3g} at δ = 1e-05 for each example; ")
+
+
+def test_steps_are_counted_that_are_taken(monkeypatch):
+    """Over all clients, rounds, parts and fractions: as many samples are drawn as a run with rcfl reports, or less."""
+    taken = Counter[float]()
+    sample = Draws.sample
+
+    def counted(self):
+        taken[self.rate] += 1
+        return sample(self)
+
+    monkeypatch.setattr(Draws, "sample", counted)
+    run = run_of(client_fraction=0.5, engine="loop")
+    steps = Counter[float]()
+    for event in run.events:
+        if event["kind"] == "stepped":
+            steps[event["rate"]] += sum(event["clients"].values())
+    assert taken == steps
+    taken.clear()
+    run = run_of(ReplicatedCFL(), federation=federation_of(TRUTH, [48] * 8), rounds=2, engine="loop")  # quarters of 12
+    stepped = [event for event in run.events if event["kind"] == "stepped"]
+    assert {event["rate"] for event in stepped} == {10 / 12} == set(taken)
+    assert sum(sum(event["clients"].values()) for event in stepped) * 4 == sum(taken.values())
+
+
+def test_engines_give_the_run_of_the_loop():
+    runs = [run_of(CFL(), engine=engine) for engine in ("loop", "stacked", "vmap")]
+    for one, other in pairwise(runs):
+        torch.testing.assert_close(one.tree.nodes[0].params, other.tree.nodes[0].params, rtol=1e-3, atol=1e-5)
+        assert one.summary["privacy"] == other.summary["privacy"]
+
+
+def test_without_noise_a_run_states_no_epsilon():
+    assert run_of(privacy=ExamplePrivacy(clip_norm=1.0), rounds=1).summary["privacy"]["epsilon"] is None
+
+
+def test_a_large_norm_and_whole_samples_are_plain_full_batches():
+    local = LocalTraining(batch_size=1000, epochs=2, lr=0.1)
+    plain = run_of(privacy=None, local=local)
+    private = run_of(privacy=ExamplePrivacy(clip_norm=1e9), local=local)
+    torch.testing.assert_close(private.tree.nodes[0].params, plain.tree.nodes[0].params, rtol=1e-4, atol=1e-6)
+
+
+def test_personal_parameters_are_trained_by_noisy_steps_too():
+    """Shared gradients depend on them; FedRep trains both apart, and each step counts."""
+    run = run_of(FedRep(), federation=federation_of(TRUTH), local=LocalTraining(epochs=2, batch_size=12))
+    (event,) = [event for event in run.events if event["kind"] == "stepped" and event["round"] == 1]
+    assert set(event["clients"].values()) == {2 * (2 + FedRep().head_epochs)}
+
+
+def test_what_an_algorithm_asks_besides_is_refused():
+    with pytest.raises(ConfigError, match="do not tell training losses that IFCA asks for"):
+        run_of("ifca")
+    with pytest.raises(ConfigError, match="do not tell gradients over all their examples"):
+        run_of(CFL(similarity="gradients", eps2=1e-3, split_rounds=(1,)))
+    with pytest.raises(ConfigError, match=r"local rule .* takes other steps than those of DP-SGD"):
+        run_of("scaffold", local=LocalTraining(batch_size=10))
+
+
+def test_newcomers_to_a_private_run_are_private():
+    federation = federation_of(TRUTH)
+    run = run_of(CFL(), federation=federation, model=linear(1))
+    newcomers = replace(federation, clients=federation.clients[:2], true_clusters=None)
+    assert [each.node for each in assign(run, newcomers, model=linear(1)).assignments] == [0, 0]
+
+
+def test_blocks_of_clients_change_no_draw():
+    whole, small = run_of(), run_of(memory=1)
+    torch.testing.assert_close(small.tree.nodes[0].params, whole.tree.nodes[0].params, rtol=1e-5, atol=1e-6)
+    assert math.isfinite(whole.summary["privacy"]["epsilon"])

@@ -1,0 +1,94 @@
+"""The scenarios of the arena, and what ``benchmarks/arena.py`` makes of their runs, on scores that are made up."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedclade.cli import app
+from fedclade.config import find_configs, read_scenarios
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def arena(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("arena")
+
+
+def line(cell: str, method: str, accuracy: float, seed: int = 0, **more: object) -> dict:
+    given = {"cell": cell, "method": method, "accuracy": accuracy, "seed": seed}
+    return {**given, "ari": None, "clusters": 3, "megabytes": 1.0, "seconds": 2, **more}
+
+
+def test_the_arena_is_two_data_sets():
+    found = {path.stem: read_scenarios(path) for path in find_configs("arena")}
+    assert {name: len(cells) for name, cells in found.items()} == {"cifar10": 1, "mnist": 16}
+    (cifar10,) = found["cifar10"]
+    assert "oracle" not in cifar10.configs, "nobody knows true clusters of clients that Dirichlet draws"
+    assert {*found["mnist"][0].configs} - {"oracle"} <= {*cifar10.configs}
+
+
+def test_both_run_in_one_folder_and_are_gathered_from_it(arena, tmp_path: Path):
+    out = tmp_path / "arena"
+    given = ["compare", "arena", "--scale", "smoke", "--out", str(out), "--quiet", "--resume", "--rounds", "3"]
+    for pattern in ("cifar10: fedavg", "mnist P(Y) 8: rcfl"):
+        assert CliRunner().invoke(app, [*given, "--only", pattern]).exit_code == 0
+    lines = [*arena.gathered(out)]
+    assert [(each["cell"], each["method"]) for each in lines] == [("cifar10", "fedavg"), ("mnist P(Y) 8", "rcfl")]
+    assert [each["true"] is None for each in lines] == [True, False]
+    page = arena.page(lines)
+    assert "| `fedavg` |" in page[page.index("CIFAR-10") :]
+
+
+def test_a_method_is_ahead_only_on_folds_that_rcfl_has_run_too(arena):
+    cell = "mnist P(X) 8"
+    lines = [line(cell, "rcfl", 0.9), line(cell, "ifca", 0.905), line(cell, "ifca", 1.0, seed=1)]
+    assert arena.standings(lines) == ([cell], [])
+    lines += [line(cell, "rcfl", 0.95, seed=1), line(cell, "ditto", 1.0), line("cifar10", "ifca", 0.5)]
+    assert arena.standings(lines) == ([], ["P(X) 8: `ifca` is 2.8 points ahead"])
+
+
+def test_each_data_set_has_columns_of_its_own_for_costs(arena):
+    lines = [line("cifar10", "ifca", 0.5, seconds=40), line("mnist P(X) 8", "ifca", 0.5), line("cifar10", "apfl", 0.5)]
+    _, _, *rows = arena.costs(lines).splitlines()
+    assert rows == ["| `ifca` | 2 | 1.0 | 40 | 1.0 |", "| `apfl` |  |  | 2 | 1.0 |"]
+    assert "| `ifca` | **50.0** (1) | 3 |" in arena.table_without_kinds("cifar10", lines)
+
+
+def test_the_best_of_the_clustered_is_bold_with_the_clusters_found_of_the_true(arena):
+    truth = {"ari": 0.5, "true": 10}
+    lines = [line("mnist P(X) 8", "rcfl", score, seed, **truth) for seed, score in enumerate((0.8, 0.8, 0.8))]
+    lines += [
+        line("mnist P(X) 8", "cfl", 0.7, **truth),
+        line("mnist P(X) 8", "apfl", 0.9),
+        line("mnist P(X) 3", "cfl", 0.6, **truth),
+    ]
+    _, _, *rows = arena.table_of("P(X)", lines).splitlines()
+    assert rows == [
+        "| `rcfl` | **80.0** ± 0.0 · 0.50 · 3/10 |  |",
+        "| `cfl` | 70.0 · 0.50 · 3/10 (1) | **60.0** · 0.50 · 3/10 (1) |",
+        "| `apfl` | 90.0 (1) |  |",
+    ]
+
+
+def test_ranks_are_of_the_methods_and_cells_that_have_most_runs_without_a_gap(arena, tmp_path: Path):
+    scores = {"ifca": 0.9, "rcfl": 0.8, "cfl": 0.7}
+    lines = [line(f"mnist P(X) {level}", name, score) for level in (1, 3, 5) for name, score in scores.items()]
+    assert arena.ranks_of(lines) is None, "three cells are too few"
+    lines += [line("cifar10", name, score) for name, score in scores.items()]
+    lines += [line("cifar10", name, 0.9) for name in ("apfl", "ditto")]
+    ranks = arena.ranks_of(lines)
+    assert ranks.mean == {"ifca": 1.0, "rcfl": 2.0, "cfl": 3.0}
+    assert (ranks.sets, ranks.cells) == (4, 4)
+    assert ranks.critical == pytest.approx(2.343 * (3 * 4 / (6 * 4)) ** 0.5, abs=1e-3), "q of Demšar's table 5"
+    assert ranks.alike() == [("ifca", "rcfl"), ("rcfl", "cfl")]
+    said = arena.picture(lines, tmp_path / "ranks.svg")
+    assert "ahead of `rcfl`, but not surely: `ifca`" in said
+    first = (tmp_path / "ranks.svg").read_bytes()
+    arena.picture(lines, tmp_path / "ranks.svg")
+    assert (tmp_path / "ranks.svg").read_bytes() == first, "same runs, same picture"

@@ -1,0 +1,163 @@
+"""A sum without a grid: clients of the protocol alone, whose updates are given, and answers that can be spoilt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from flwr.app import Array, ConfigRecord, RecordDict
+from torch import Tensor
+
+from fedclade import LocalTraining
+from fedclade.channel import Limiting, Nothing, Sketch
+from fedclade.core import FedcladeError, Limits, Round, UpdateError, UpdateQuery, Updates
+from fedclade.flower import wire
+from fedclade.flower.keys import Key
+from fedclade.flower.models_sent import ModelsSent, training_values
+from fedclade.flower.policy import Policy
+from fedclade.flower.secure.member import Member
+from fedclade.flower.secure.rounds import secure_updates
+from fedclade.flower.secure.setting import Members, SecureAggregation
+from fedclade.flower.secure.terms import SecureRules
+from fedclade.flower.wire import Content
+
+D, S = 40, 42
+"""Parameters, and entries with two buffers."""
+
+RULES = SecureRules(fewest=3, threshold=0.66, neighbours=0, clip=8.0)
+
+
+@dataclass
+class Party:
+    """A client: ``beside`` leaves unmasked behind its update."""
+
+    client: int
+    size: int = 10
+    beside: int = 0
+    policy: Policy = field(default_factory=Policy)
+    peers: Mapping[str, int] | None = None
+    key: Key = field(default_factory=Key.new)
+    state: RecordDict = field(default_factory=RecordDict)
+
+    @property
+    def update(self) -> Tensor:
+        return torch.randn(S, generator=torch.Generator().manual_seed(self.client))
+
+    def answer(self, content: Content) -> RecordDict:
+        member = Member(self.policy, self.peers)
+        kind = content.get("what", str)
+        if kind == "keys":
+            return member.keys(content, self.state, self.key)
+        if kind == "masked":
+            return member.masked(content, self.state, self._train, D)
+        return (member.shares if kind == "shares" else member.unmask)(content, self.state)
+
+    def _train(self, content: Content) -> Updates:
+        assert content.get("what", str) == "train"
+        beside = torch.full((self.beside,), float(self.client))
+        deltas = torch.cat([self.update, beside])[None]
+        one = torch.ones(1, dtype=torch.float64)
+        return Updates(
+            ids=(self.client,), sizes=self.size * one, losses=0.5 * one, norms=one, n_parameters=D, deltas=deltas
+        )
+
+
+Spoil = Callable[[RecordDict], RecordDict | None]
+"""Changes an answer; None: there is none."""
+
+
+@dataclass
+class Room:
+    """Where all clients sit, and may be asked: what comes back can be spoilt, by client and question."""
+
+    parties: dict[int, Party]
+    spoilt: dict[tuple[int, str], Spoil] = field(default_factory=dict[tuple[int, str], Spoil])
+    asked: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    seeds: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    questions: dict[tuple[int, str], Content] = field(default_factory=dict[tuple[int, str], Content])
+    answers: dict[tuple[int, str], Content] = field(default_factory=dict[tuple[int, str], Content])
+
+    @classmethod
+    def of(cls, count: int, **settings: Any) -> Room:
+        return cls({k: Party(k, size=10 + k, **settings) for k in range(count)})
+
+    def content(self, kind: str, values: Mapping[str, Any], vectors: Mapping[str, Array] | None = None) -> RecordDict:
+        return wire.record({"what": kind, **values, "layout": "l", "run": "r"}, vectors)
+
+    def request(
+        self,
+        contents: Mapping[int, RecordDict],
+        kind: str,
+        group: str,
+        read: Callable[[int, Content], Any],
+        left_out: dict[int, str],
+        largest: int = 0,
+    ) -> Iterator[tuple[int, Any]]:
+        for client, record in contents.items():
+            question = Content.of(record)
+            what = question.get("what", str)
+            self.asked.setdefault(what, []).append(client)
+            self.questions[client, what] = question
+            try:
+                answer = self.parties[client].answer(question)
+                if what == "masked":
+                    self.seeds[client] = self.parties[client].state.config_records["fedclade.secure"]["seed"]  # pyright: ignore
+                spoilt = self.spoilt.get((client, what), lambda honest: honest)(answer)
+                if spoilt is None:
+                    raise UpdateError("dropped out")
+                self.answers[client, what] = Content.of(spoilt)
+                with wire.untrusted():
+                    found = read(client, self.answers[client, what])
+            except FedcladeError as error:
+                left_out[client] = str(error)
+            else:
+                yield client, found
+
+    def drop(self, client: int, what: str) -> None:
+        self.spoilt[client, what] = lambda honest: None
+
+    def say(self, client: int, what: str, **values: Any) -> None:
+        self.spoilt[client, what] = lambda honest: worded(honest, **values)
+
+
+def worded(honest: RecordDict, **values: Any) -> RecordDict:
+    """Return an answer with other plain values."""
+    return RecordDict({**honest, "fedclade": ConfigRecord({**dict(honest.config_records["fedclade"]), **values})})
+
+
+def query_of(assignment: Sequence[int], **settings: Any) -> UpdateQuery:
+    models = torch.arange(float(max(assignment) + 1))[:, None] + torch.zeros(1, S)
+    this_round = settings.pop("round", None) or Round(1, LocalTraining(lr=0.1))
+    settings = {"kind": "train", "ids": range(len(assignment)), "round": this_round, **settings}
+    return UpdateQuery(models=models, assignment=list(assignment), **settings)
+
+
+def setting_of(
+    rules: SecureRules = RULES, compared: Sketch | None = None, norm: float = math.inf, weight: float = math.inf
+) -> SecureAggregation:
+    limiting = Limiting(Limits(weight, norm), D, lambda: {k: 10 + k for k in range(9)})
+    return SecureAggregation(rules, compared or Nothing(), limiting)
+
+
+def summed(
+    room: Room,
+    assignment: Sequence[int],
+    setting: SecureAggregation | None = None,
+    query: UpdateQuery | None = None,
+    sketch: Sketch | None = None,
+) -> Updates:
+    """Return what the server gets of all clients, each with a model."""
+    query = query or query_of(assignment)
+    setting, sent = setting or setting_of(), ModelsSent.of(query)
+    sizes = {client: party.size for client, party in room.parties.items()}
+    keys = {client: party.key.public for client, party in room.parties.items()}
+    values = training_values(query, sketch)
+    return secure_updates(setting, room, query, sent, values, Members(sizes, keys), D)
+
+
+def expected(room: Room, clients: Sequence[int]) -> Tensor:
+    """Return Σ |D_i| Δθ_i of some clients."""
+    return torch.stack([room.parties[c].size * room.parties[c].update for c in clients]).sum(0)

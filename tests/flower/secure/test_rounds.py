@@ -1,0 +1,300 @@
+"""The four stages with everything that can go wrong in them: a sum is right, or its clients are left out, and why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, RecordDict
+
+from fedclade import LocalTraining
+from fedclade.channel import CountSketch
+from fedclade.core import ConfigError, Mixture, Round
+from fedclade.flower import wire
+from fedclade.flower.policy import Policy
+from fedclade.flower.secure.terms import STAGES
+from tests.flower.secure.sums import RULES, D, Party, Room, S, expected, query_of, setting_of, summed, worded
+
+CLOSE = {"rtol": 0.0, "atol": 6 * 15 * 8.0 * 6 / 2**27}
+"""Six clients, each off by less than a step of its weight."""
+
+
+def of_group(room: Room, clients: list[int], assignment: list[int], **settings: object):
+    updates = summed(room, assignment, **settings)  # pyright: ignore[reportArgumentType]
+    assert updates.ids == tuple(clients)
+    return updates
+
+
+def test_the_server_gets_the_weighted_sum_of_each_cluster():
+    room = Room.of(7)
+    updates = of_group(room, list(range(7)), [0, 1, 0, 1, 0, 1, 0])
+    assert updates.sums is not None
+    assert updates.deltas is None
+    assert updates.sums.groups.shape == (2, S)
+    assert updates.sums.group.tolist() == [0, 1, 0, 1, 0, 1, 0]
+    for row, clients in enumerate(([0, 2, 4, 6], [1, 3, 5])):
+        torch.testing.assert_close(updates.sums.groups[row], expected(room, clients), **CLOSE)
+    assert updates.sizes.tolist() == [10.0 + k for k in range(7)]
+    norms = torch.stack([room.parties[k].update[:D].norm() for k in range(7)])
+    torch.testing.assert_close(updates.norms, norms.double(), rtol=1e-6, atol=0)
+    assert updates.losses.tolist() == [0.5] * 7
+    assert updates.left_out == {}
+
+
+def test_what_leaves_a_client_tells_nothing_of_its_update_alone():
+    """The same update under fresh masks is another, uniform vector; the numbers it came from are small."""
+    room = Room.of(3)
+    seen: list[np.ndarray] = []
+    for _ in range(2):
+        summed(room, [0, 0, 0])
+        seen.append(np.frombuffer(room.answers[1, "masked"].vector("masked"), "<u4"))
+    assert len(set(seen[0].tolist()) & set(seen[1].tolist())) <= 1
+    halves = np.concatenate(seen) >> 31
+    assert 0.25 < halves.mean() < 0.75
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("neighbours", [0, 4])
+def test_a_sum_survives_a_client_that_drops_out_at_any_stage(stage: str, neighbours: int):
+    room = Room.of(6)
+    room.drop(2, stage)
+    left = [0, 1, 3, 4, 5]
+    setting = setting_of(replace(RULES, neighbours=neighbours))
+    if stage == "unmask":  # its update has come, and the others can take off its masks
+        updates = of_group(room, [0, 1, 2, 3, 4, 5], [0] * 6, setting=setting)
+        left = list(range(6))
+    else:
+        updates = of_group(room, left, [0] * 6, setting=setting)
+        assert updates.left_out == {2: "dropped out"}
+    assert updates.sums is not None
+    torch.testing.assert_close(updates.sums.groups[0], expected(room, left), **CLOSE)
+
+
+def test_clients_drop_out_at_every_stage_down_to_the_threshold():
+    """Of nine the first is gone before shares are made; of eight holders six are needed, and six are left."""
+    room = Room.of(9)
+    for client, stage in ((0, "keys"), (1, "shares"), (2, "masked")):
+        room.drop(client, stage)
+    updates = of_group(room, [3, 4, 5, 6, 7, 8], [0] * 9)
+    assert updates.sums is not None
+    torch.testing.assert_close(updates.sums.groups[0], expected(room, [3, 4, 5, 6, 7, 8]), **{**CLOSE, "atol": 1e-3})
+    room.drop(3, "masked")
+    updates = of_group(room, [], [0] * 9)
+    assert "5 of the 9 clients of its cluster answered, and 6 of those that hold shares" in updates.left_out[4]
+    assert updates.left_out[3] == "dropped out"
+    assert 4 not in room.asked["unmask"][6:]  # nobody tells anything of a sum that cannot be had
+
+
+def test_too_many_may_be_gone_when_masks_are_to_come_off():
+    room = Room.of(4)
+    for client in (0, 1):
+        room.drop(client, "unmask")
+    updates = of_group(room, [], [0] * 4)
+    assert updates.left_out[2] == (
+        "2 clients have told what they hold of client 0's seed, and 3 are needed to take the masks off "
+        "(network.secure_threshold)"
+    )
+
+
+def test_a_small_group_is_not_asked_and_the_other_is():
+    room = Room.of(5)
+    updates = of_group(room, [0, 1, 2], [0, 0, 0, 1, 1])
+    why = "not asked: its cluster's 2 clients in this round are fewer than a sum is of, 3 (network.secure_fewest)"
+    assert updates.left_out == {3: why, 4: why}
+    assert {client for clients in room.asked.values() for client in clients} == {0, 1, 2}
+    room.drop(0, "keys")
+    updates = of_group(room, [], [0, 0, 0, 1, 1])
+    assert updates.left_out[1] == (
+        "2 of the 3 clients of its cluster answered, and a sum is of at least 3 (network.secure_fewest)"
+    )
+
+
+def test_wrong_shares_of_a_few_are_found_out_and_others_used():
+    room = Room.of(6)
+
+    def other(honest: RecordDict) -> RecordDict:
+        shares = honest.config_records["fedclade"]["shares"]
+        assert isinstance(shares, list)
+        return worded(honest, shares=[bytes(share[:5]) + bytes(len(share) - 5) for share in shares])  # pyright: ignore
+
+    room.spoilt[4, "unmask"] = other
+    room.say(5, "unmask", shares=[b"\1"] * 6)
+    updates = of_group(room, list(range(6)), [0] * 6)
+    assert updates.sums is not None
+    torch.testing.assert_close(updates.sums.groups[0], expected(room, range(6)), **CLOSE)
+
+
+def test_a_client_that_deals_wrong_shares_spoils_one_sum_and_takes_no_further_part():
+    room, setting = Room.of(5), setting_of()
+    room.say(1, "shares", ciphertexts=[b"nonsense"] * 4)
+    updates = of_group(room, [], [0] * 5, setting=setting)
+    why = "the seed of client 1 could not be put together from 5 shares, 4 of which should do"
+    assert updates.left_out == dict.fromkeys(range(5), why)
+    updates = of_group(room, [0, 2, 3, 4], [0] * 5, setting=setting)
+    assert updates.left_out == {1: why}
+    assert updates.sums is not None
+    torch.testing.assert_close(updates.sums.groups[0], expected(room, [0, 2, 3, 4]), **CLOSE)
+
+
+def test_garbage_for_a_masked_update_leaves_out_its_group_alone():
+    room = Room.of(6)
+
+    def noise(honest: RecordDict) -> RecordDict:
+        data = np.random.default_rng(0).integers(2**32, size=S, dtype=np.uint32).tobytes()
+        return RecordDict({**honest, "vectors": ArrayRecord({"masked": wire.raw(data, "uint32", S)})})
+
+    room.spoilt[0, "masked"] = noise
+    updates = of_group(room, [3, 4, 5], [0, 0, 0, 1, 1, 1])
+    assert "entries of the sum are larger than 3 updates can come to" in updates.left_out[1]
+    assert updates.sums is not None
+    torch.testing.assert_close(updates.sums.groups[0], expected(room, [3, 4, 5]), **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("stage", "values", "why"),
+    [
+        ("keys", {"masking": b"none"}, "client 0's keys for the sum are not signed by its key"),
+        ("keys", {"signature": bytes(64)}, "client 0's keys for the sum are not signed by its key"),
+        ("keys", {"commitment": 3}, "'commitment' should be of type bytes, got 3"),
+        ("keys", {"instance": "another"}, "answer about another sum than it was asked for"),
+        ("shares", {"clients": [1, 2, 3, 9, 5]}, "shares for other clients than those that it was shown the keys of"),
+        ("shares", {"ciphertexts": [b""] * 4}, "shares for other clients than those that it was shown the keys of"),
+        ("shares", {"ciphertexts": [bytes(2000)] * 5}, "shares of more than 1024 bytes"),
+        ("masked", {"size": 11}, "update from 11 training examples, but the client joined with 10"),
+        ("masked", {"round": 2}, "answer of round 2, expected 1"),
+        ("masked", {"model": "other"}, "answer of model 'other', expected"),
+        ("masked", {"loss": float("nan")}, "loss nan, expected one of at most"),
+        ("masked", {"norm": float("inf")}, r"norm inf, expected one of at most 1e\+18"),
+        ("masked", {"norm_of_buffers": -1.0}, r"norm -1, expected one of at most 1e\+18"),
+        ("masked", {"clipped": S + 1}, "43 of 42 entries clipped"),
+    ],
+)
+def test_a_client_that_answers_wrongly_is_left_out_and_the_sum_is_had(stage: str, values: dict[str, object], why: str):
+    room = Room.of(6)
+    room.say(0, stage, **values)
+    updates = of_group(room, [1, 2, 3, 4, 5], [0] * 6)
+    with pytest.raises(ValueError, match=why):
+        raise ValueError(updates.left_out[0])
+    assert updates.sums is not None
+    torch.testing.assert_close(updates.sums.groups[0], expected(room, [1, 2, 3, 4, 5]), **CLOSE)
+
+
+def test_a_masked_update_of_another_length_is_left_out():
+    room = Room.of(4)
+    short = ArrayRecord({"masked": wire.raw(bytes(8), "uint32", 2)})
+    room.spoilt[0, "masked"] = lambda honest: RecordDict({**honest, "vectors": short})
+    assert of_group(room, [1, 2, 3], [0] * 4).left_out == {0: "masked update of 8 bytes, expected 168"}
+
+
+def test_shares_that_are_none_are_not_used():
+    room = Room.of(5)
+    room.say(0, "unmask", shares=[b""])
+    updates = of_group(room, list(range(5)), [0] * 5)  # its update is in the sum
+    assert updates.left_out == {}
+
+
+def test_an_update_that_says_that_it_is_too_long_is_left_out_of_the_sum():
+    room = Room.of(6)
+    room.say(0, "masked", norm=1e6)
+    updates = of_group(room, [1, 2, 3, 4, 5], [0] * 6, setting=setting_of(norm=20.0))
+    assert "norm 1e+06, more than 20 times its cluster's median" in updates.left_out[0]
+    assert updates.sums is not None
+    torch.testing.assert_close(updates.sums.groups[0], expected(room, [1, 2, 3, 4, 5]), **CLOSE)
+
+
+def test_no_client_weighs_too_much():
+    """The median of sizes 10 to 18 is 14; at 1.1 times that all count with at most 15."""
+    room = Room.of(9)
+    updates = of_group(room, list(range(9)), [0] * 9, setting=setting_of(weight=1.1))
+    weights = [10, 11, 12, 13, 14, 15, 15, 15, 15]
+    assert updates.sizes.tolist() == weights
+    assert set(updates.limited) == {6, 7, 8}
+    exact = torch.stack([weight * room.parties[k].update for k, weight in enumerate(weights)]).sum(0)
+    assert updates.sums is not None
+    torch.testing.assert_close(updates.sums.groups[0], exact, rtol=0, atol=1e-3)
+
+
+def test_entries_beyond_the_clip_are_cut_off_and_that_is_logged(caplog: pytest.LogCaptureFixture):
+    room = Room.of(3)
+    setting = setting_of(replace(RULES, clip=0.5))
+    updates = of_group(room, [0, 1, 2], [0] * 3, setting=setting)
+    cut = sum(room.parties[k].size * room.parties[k].update.clamp(-0.5, 0.5) for k in range(3))
+    assert updates.sums is not None
+    torch.testing.assert_close(updates.sums.groups[0], torch.as_tensor(cut), **CLOSE)
+    beyond = int((room.parties[0].update.abs() > 0.5).sum())
+    assert f"client 0 had {beyond} entries of its update clipped" in caplog.text
+
+
+def test_signatures_leave_beside_the_sum():
+    """Of the parts of the data first, then of the update."""
+    room = Room.of(3, beside=2 * 5 + 5)
+    sketch = CountSketch(0, D, 5)
+    query = query_of([0, 0, 0], round=Round(1, LocalTraining(lr=0.1), replicates=2))
+    updates = of_group(room, [0, 1, 2], [0] * 3, setting=setting_of(compared=sketch), query=query, sketch=sketch)
+    assert updates.parts is not None
+    assert updates.parts.shape == (3, 2, 5)
+    assert updates.signatures.shape == (3, 5)
+    assert updates.signatures[2].tolist() == [2.0] * 5
+    room.spoilt[0, "masked"] = lambda honest: RecordDict(
+        {**honest, "vectors": ArrayRecord({**honest.array_records["vectors"], "clear": wire.raw_vector(NANS)})}
+    )
+    left_out = summed(room, [0] * 3, setting_of(compared=sketch), query, sketch).left_out
+    assert left_out[0] == "15 of 15 entries of its signatures are NaN or infinite"
+
+
+NANS = torch.full((15,), torch.nan)
+
+
+def test_a_sketch_that_tells_too_much_is_not_asked_for_and_stays_with_its_client():
+    sketch = CountSketch(0, D, 21)
+    with pytest.raises(
+        ConfigError, match=r"21 numbers .* of updates of 40 parameters; lower signature.dim \(21\), so tha"
+    ):
+        summed(Room.of(3), [0] * 3, setting_of(compared=sketch), sketch=sketch)
+    forbids = "the client's policy forbids to send 21 numbers unmasked beside an update of 40 parameters, at most"
+    for policy, most in ((Policy(), 20), (Policy(max_clear=0), 0)):
+        left_out = summed(Room.of(3, beside=21, policy=policy), [0] * 3).left_out
+        assert left_out[0] == f"{forbids} {most} (max-clear in its node config)"
+    assert summed(Room.of(3, policy=Policy(max_clear=0)), [0] * 3).ids == (0, 1, 2)
+
+
+def test_where_nobody_answers_there_is_no_sum():
+    room = Room.of(3)
+    for client in range(3):
+        room.drop(client, "masked")
+    updates = of_group(room, [], [0] * 3)
+    assert updates.sums is not None
+    assert updates.sums.groups.shape == (0, S)
+    assert updates.sketches is not None
+    assert updates.sketches.shape == (0, 0)
+
+
+def test_what_cannot_be_added_up_is_refused():
+    with pytest.raises(ConfigError, match="adds up updates of one model for each cluster, and is asked for gradients"):
+        summed(Room.of(3), [0] * 3, query=query_of([0] * 3, kind="gradients"))
+    with pytest.raises(ConfigError, match="is asked for the models of a mixture"):
+        summed(Room.of(3), [0] * 3, query=query_of([0] * 3, mixture=Mixture(False)))
+    with pytest.raises(ConfigError, match="is asked for models of clients; take another algorithm"):
+        summed(Room.of(3), [0] * 3, query=query_of([0] * 3, own=True, shares=True, anchors=[0] * 3))
+    pulled = Round(1, LocalTraining(lr=0.1, mu=0.5))
+    with pytest.raises(ConfigError, match="some that train the same model are drawn to different ones"):
+        summed(Room.of(4), [0, 0, 0, 1], query=query_of([0, 0, 0, 1], anchors=[0, 0, 1, 1], round=pulled))
+
+
+def test_clients_with_a_list_of_the_others_keys_take_part():
+    keys = {client: Party(client).key for client in range(4)}
+    peers = {key.public: client for client, key in keys.items()}
+    room = Room({client: Party(client, key=key, peers=peers) for client, key in keys.items()})
+    assert len(summed(room, [0] * 4).ids) == 4
+    room.parties[3] = Party(3, peers=peers)  # whom the server has put in the place of the client with that number
+    updates = summed(room, [0] * 4)
+    assert updates.ids == ()
+    assert "client 3, with the key" in updates.left_out[0]
+    assert "has another key on this client's list of peers (peers-file)" in updates.left_out[0]
+    room.parties[3] = Party(3, key=keys[3])
+    room.parties[0].peers = {key: client for key, client in peers.items() if client != 1}
+    (why,) = summed(room, [0] * 4).left_out.values()
+    assert "client 1, with the key" in why
+    assert "is not on this client's list of peers (peers-file)" in why

@@ -1,0 +1,219 @@
+"""Whole runs with secure aggregation: those without it, but for rounding; and what they refuse."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+
+from fedclade import Aggregation, DifferentialPrivacy, Run, Signature
+from fedclade.algorithms import CFL, FLHC, FeSEM, ReplicatedCFL
+from fedclade.channel import Budget
+from fedclade.core.errors import ConfigError, UpdateError
+from fedclade.flower import LocalGrid, Network, wire
+from fedclade.flower.from_config import RunConfig
+from fedclade.flower.keys import KEY_FILE
+from fedclade.flower.wire import Content
+from tests.flower.grids import CFL_OF_TWO, federated, grid_of, handler_of, housed, network_of, node_of, reasons, spoil
+from tests.tiny import federation_of
+
+SIX = (0, 1, 0, 1, 0, 1)
+OF_TWO = {"network": {"secure_fewest": 2}}
+SKETCHES = Signature(kind="projected", dim=46)
+
+
+def run_of(algorithm: Any, secure: bool = True, grid: LocalGrid | None = None, **settings: Any) -> Run:
+    grid = grid or grid_of(federation_of(SIX))
+    network = network_of(grid, secure_aggregation=secure, **settings.pop("network", {}))
+    return federated(grid, algorithm, network=network, **{"rounds": 2, **settings})
+
+
+def assert_same(here: Run, there: Run) -> None:
+    assert [node.members for node in here.tree.nodes] == [node.members for node in there.tree.nodes]
+    for ours, theirs in zip(here.tree.nodes, there.tree.nodes, strict=True):
+        torch.testing.assert_close(ours.params, theirs.params, rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings"),
+    [
+        ("oracle", {}),
+        (CFL_OF_TWO, {"signature": SKETCHES, "rounds": 3, **OF_TWO}),
+        (FLHC(rounds_before=1, n_clusters=2), {"signature": SKETCHES, "rounds": 3, **OF_TWO}),
+        (ReplicatedCFL(level=0.5, check_every=2), {"signature": Signature(kind="projected", dim=15), "rounds": 3}),
+        ("ifca", OF_TWO),
+    ],
+    ids=["oracle", "cfl", "fl_hc", "rcfl", "ifca"],
+)
+def test_a_run_ends_as_one_that_streams_does(algorithm: Any, settings: dict[str, Any]):
+    grid = grid_of(federation_of(SIX), config={"min-group": 2})
+    plain, run = run_of(algorithm, secure=False, stream=True, **settings), run_of(algorithm, grid=grid, **settings)
+    assert reasons(run) == {}
+    assert_same(run, plain)
+
+
+class Overheard:
+    """An app whose answers are noted."""
+
+    def __init__(self, app: Callable[[Message, Context], Message], heard: list[Content]) -> None:
+        self.app, self.heard = app, heard
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        answer = self.app(message, context)
+        self.heard.append(Content.of(answer.content))
+        return answer
+
+
+def test_no_update_leaves_a_client_and_a_run_repeats():
+    heard: list[Content] = []
+    grid = grid_of(federation_of(SIX))
+    for node in grid.nodes.values():
+        node.app = Overheard(node.app, heard)
+    run = run_of("oracle", grid=grid)
+    assert {name for content in heard for name in content.vectors} == {"masked"}
+    again = run_of("oracle")
+    assert all(
+        torch.equal(ours.params, theirs.params) for ours, theirs in zip(run.tree.nodes, again.tree.nodes, strict=True)
+    )
+
+
+def test_a_run_that_was_stopped_goes_on(tmp_path: Path):
+    grid = housed(grid_of(federation_of(SIX)), tmp_path / "clients")
+
+    def stop(row: Any, tree: Any) -> None:
+        raise UpdateError("stopped")
+
+    with pytest.raises(UpdateError, match="stopped"):
+        run_of("oracle", grid=grid, folder=tmp_path / "run", checkpoint_every=1, on_round=stop)
+    grid = housed(grid_of(federation_of(SIX)), tmp_path / "clients")
+    run = run_of("oracle", grid=grid, folder=tmp_path / "run", checkpoint_every=1)
+    assert run.config["network"]["secure_threshold"] == 0.66
+    assert_same(run, run_of("oracle"))
+
+
+def test_clients_that_fail_at_a_stage_are_left_out_and_the_run_goes_on():
+    grid = grid_of(federation_of((0,) * 9))
+    for client, stage in ((1, "keys"), (2, "shares"), (3, "masked")):
+        spoil(grid, client, stage, lambda honest: RecordDict({"nothing": ConfigRecord()}))
+    run = run_of("fedavg", grid=grid, rounds=1)
+    assert set(reasons(run)) == {1, 2, 3}
+    assert run.summary["rounds"] == 1
+
+
+def test_a_group_with_garbage_in_it_keeps_its_model():
+    grid = grid_of(federation_of(SIX))
+
+    def noise(honest: RecordDict) -> RecordDict:
+        size = len(honest.array_records["vectors"]["masked"].data)
+        data = torch.randint(256, (size,), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+        return RecordDict({**honest, "vectors": ArrayRecord({"masked": wire.raw(bytes(data), "uint32", size // 4)})})
+
+    spoil(grid, 0, "masked", noise)
+    run, plain = run_of("oracle", grid=grid), run_of("oracle", secure=False)
+    assert {client for client, why in reasons(run).items() if "of the sum are larger than 3 updates" in why} == {
+        0,
+        2,
+        4,
+    }
+    mine, theirs = ({leaf.members: leaf.params for leaf in each.tree.leaves} for each in (run, plain))
+    torch.testing.assert_close(mine[1, 3, 5], theirs[1, 3, 5], rtol=0, atol=5e-6)
+    assert float((mine[0, 2, 4] - theirs[0, 2, 4]).abs().max()) > 0.01
+
+
+def test_a_cluster_that_is_too_small_keeps_its_model_and_an_event_says_why():
+    run = run_of("oracle", grid=grid_of(federation_of((0, 0, 0, 1))), rounds=1)
+    assert reasons(run) == {
+        3: "not asked: its cluster's 1 clients in this round are fewer than a sum is of, 3 (network.secure_fewest)"
+    }
+
+
+def test_a_client_may_insist_on_sums():
+    insists = grid_of(federation_of(SIX), config={"secure-aggregation": True})
+    with pytest.raises(UpdateError, match=r"forbids updates outside of a sum .* set network.secure_aggregation = true"):
+        run_of("fedavg", secure=False, grid=insists)
+    assert_same(run_of("fedavg", grid=insists), run_of("fedavg", secure=False))
+    assert run_of("local", secure=False, grid=insists).summary["rounds"] == 2  # of which no update leaves
+
+
+def test_what_is_masked_is_private_and_permuted_as_without(tmp_path: Path):
+    """Clipped to a norm below any update's, so that it shows, and with no noise, which would hide all else."""
+    (tmp_path / "secret").write_text("0123456789abcdef" * 2)
+    privacy, runs = DifferentialPrivacy(clip_norm=0.1), list[Run]()
+    for secure in (False, True):
+        config = {"secret-file": str(tmp_path / "secret")}
+        grid = grid_of(federation_of(SIX), config=config, privacy=privacy, budget=Budget(epsilon=math.inf))
+        grid = housed(grid, tmp_path / str(secure))
+        runs.append(run_of("fedavg", secure, grid, privacy=privacy, permute=True, rounds=1))
+    assert_same(runs[1], runs[0])
+    assert "released" in {event["kind"] for event in runs[1].events}
+
+
+def test_clients_that_know_the_others_keys_check_them(tmp_path: Path):
+    grid = housed(grid_of(federation_of(SIX)), tmp_path)
+    run_of("fedavg", grid=grid, rounds=1)
+    lines = [f"{k} {(tmp_path / str(node_of(k)) / f'{KEY_FILE}.pub').read_text()}" for k in range(6)]
+    (tmp_path / "peers").write_text("".join(lines))
+    (tmp_path / "others").write_text("".join(lines[:5]))
+    for client, node in enumerate(grid.nodes.values()):
+        node.config = {**node.config, "peers-file": str(tmp_path / ("others" if client == 0 else "peers"))}
+    run = run_of("fedavg", grid=grid, rounds=1)
+    (why,) = reasons(run).values()
+    assert set(reasons(run)) == {0}
+    assert "client 5, with the key" in why
+    assert "is not on this client's list of peers (peers-file)" in why
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "why"),
+    [
+        (FeSEM(clusters=2), {}, "FeSEM needs the updates of single clients; take another algorithm, or leave it out"),
+        (CFL(), {}, "CFL compares whole updates, which would be sent; set signature.kind = 'projected'"),
+        ("fedavg", {"stream": False}, "the server has sums alone, as a run that streams; leave out stream = false"),
+        (CFL(), {"signature": Signature(kind="projected", dim=64)}, "64 numbers .* 92 parameters; lower signature.dim"),
+        (
+            "fedavg",
+            {"aggregate": Aggregation(rule="median")},
+            "aggregate.rule = 'median' needs the updates of single cl",
+        ),
+        ("fedavg", {"aggregate": Aggregation(clip_above=3.0)}, "nobody can shorten an update that is part of a sum; l"),
+        ("fedem", {}, "is asked for the models of a mixture"),
+    ],
+)
+def test_what_needs_single_updates_is_refused(algorithm: Any, settings: dict[str, Any], why: str):
+    with pytest.raises(ConfigError, match=rf"network.secure_aggregation = true.*{why}"):
+        run_of(algorithm, **settings)
+
+
+def test_rules_have_to_be_possible():
+    with pytest.raises(
+        ConfigError,
+        match=r"(?s)secure_fewest should be at least 2, got 1.*secure_threshold should be greater than 0.5 and at most "
+        r"1, got 0.5.*secure_neighbours should be 0, or at least network.secure_fewest - 1, got 1.*secure_clip should "
+        r"be greater than 0 and finite, got 0",
+    ):
+        Network(secure_fewest=1, secure_threshold=0.5, secure_neighbours=1, secure_clip=0.0)
+    with pytest.raises(ConfigError, match=r"secure_fewest should be at most network.clients, 2: no sum could be had"):
+        Network(clients=2, secure_aggregation=True)
+    config = {"data.name": "digits", "data.clients": 4, "algorithm.name": "fedavg", "model.name": "mclr"}
+    config |= {"network.clients": 4, "network.secure_aggregation": True}
+    assert RunConfig.read(config).network.rules == Network().rules
+    with pytest.raises(ConfigError, match=r"network.encoding = 'int8' is for updates that are sent one by one"):
+        RunConfig.read({**config, "network.encoding": "int8"})
+
+
+def test_without_secure_aggregation_a_config_notes_nothing_of_it():
+    assert set(asdict(Network())) - set(Network().described) == {
+        *("secure_aggregation", "secure_fewest", "secure_threshold", "secure_neighbours", "secure_clip")
+    }
+
+
+def test_a_client_adds_up_updates_alone():
+    handler = handler_of()
+    with pytest.raises(UpdateError, match="asked to add up something else than the updates of one model that is sent"):
+        handler._trained_for_sum(Content({"own": True}))

@@ -1,0 +1,95 @@
+"""Clients that lie over a network do so as in a simulation, and what they cannot know is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedclade import Adversary, Aggregation, ConfigError, load_federation, simulate
+from fedclade.algorithms import CFL, ReplicatedCFL
+from fedclade.flower.lying_handler import LyingHandler
+from fedclade.runs.adversaries import Adversaries
+from fedclade.tasks import Task
+from tests.flower.grids import LOCAL, app_of, federated, grid_of, node_of
+from tests.tiny import federation_of, perceptron, task_federation
+
+FEDERATION = federation_of((0, 1, 0, 1, 0, 1))
+FREE = Aggregation(largest_weight=1e12, largest_norm=1e9, clip_above=1e9)
+SETTINGS = {"rounds": 3, "local": LOCAL, "seed": 1}
+
+
+def both(adversary, algorithm, federation=FEDERATION, model=perceptron, **settings):
+    """Return a simulation, and the same over a grid."""
+    settings = {**SETTINGS, "aggregate": FREE, **settings}
+    simulated = simulate(algorithm, model, federation, engine="loop", adversary=adversary, **settings)
+    grid = grid_of(federation, model)
+    for client in simulated.summary["adversary"]["ids"]:
+        grid.nodes[node_of(client)].app = app_of(federation, model, adversary=adversary)
+    return simulated, federated(grid, algorithm, model, **settings)
+
+
+SPLITS = CFL(split_rounds=(2,), eps2=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "algorithm"),
+    [
+        *((kind, SPLITS) for kind in ("label_flip", "sign_flip", "scaled", "gaussian", "false_size", "sybil")),
+        ("gaussian", ReplicatedCFL(level=0.5, check_every=3)),
+    ],
+)
+def test_a_lie_is_the_same_as_in_a_simulation(kind, algorithm):
+    simulated, run = both(Adversary(kind=kind, share=0.2), algorithm)
+    assert [node.members for node in run.tree.nodes] == [node.members for node in simulated.tree.nodes]
+    for mine, theirs in zip(run.tree.nodes, simulated.tree.nodes, strict=True):
+        torch.testing.assert_close(mine.model, theirs.model, rtol=1e-5, atol=1e-6)
+
+
+def test_a_lie_begins_in_its_round():
+    adversary = Adversary(kind="sign_flip", share=0.2, from_round=3)
+    simulated, run = both(adversary, "fedavg")
+    torch.testing.assert_close(run.tree.nodes[0].model, simulated.tree.nodes[0].model)
+    honest = federated(grid_of(FEDERATION), "fedavg", **SETTINGS)
+    assert not torch.allclose(run.tree.nodes[0].model, honest.tree.nodes[0].model)
+
+
+def test_a_backdoor_needs_no_others():
+    images = load_federation("digits", clients=3, samples_per_client=40)
+    adversary = Adversary(kind="backdoor", share=0.3, factor=3.0, poisoned=1.0)
+    simulated, run = both(adversary, "fedavg", images, "mclr")
+    torch.testing.assert_close(run.tree.nodes[0].model, simulated.tree.nodes[0].model)
+
+
+def test_flipped_labels_are_trained_on_with_columns_that_all_clients_scaled():
+    """Another federation than the one at hand is trained on then, and it is poisoned again."""
+    federation = federation_of((0, 0))
+    handler = LyingHandler(federation.alone(0), perceptron, adversary=Adversary(kind="label_flip", share=1.0))
+    held = handler._held(federation.alone(1))
+    assert held.in_round(-1).ids == (1,)
+
+
+@pytest.mark.parametrize(
+    ("adversary", "told"),
+    [
+        (Adversary(kind="alie"), "adversary.kind should be one that needs no other clients, .* got 'alie'"),
+        (Adversary(), "adversary.kind should be one that needs no other clients, where each is alone, got ''"),
+        (Adversary(kind="sign_flip", sleeper=True), "adversary.sleeper should be false over a network; set from_round"),
+    ],
+)
+def test_what_a_client_cannot_know_is_refused(adversary, told):
+    with pytest.raises(ConfigError, match=told):
+        LyingHandler(FEDERATION.alone(0), perceptron, adversary=adversary)
+
+
+def test_data_that_cannot_be_poisoned_is_named():
+    numbers = task_federation("regression", [0]).alone(0)
+    with pytest.raises(ConfigError, match=r"adversary\.kind 'label_flip' needs labels"):
+        LyingHandler(numbers, "mclr", adversary=Adversary(kind="label_flip"))
+
+
+def test_the_liars_of_a_simulation_are_known_beforehand():
+    task, adversary = Task().of(FEDERATION.pool.schema), Adversary(kind="sign_flip", share=0.2)
+    found = simulate("fedavg", perceptron, FEDERATION, engine="loop", adversary=adversary, **{**SETTINGS, "rounds": 1})
+    drawn = Adversaries.drawn(adversary, FEDERATION, task, SETTINGS["seed"])
+    assert drawn is not None
+    assert found.summary["adversary"]["ids"] == sorted(drawn.lying.liars)
