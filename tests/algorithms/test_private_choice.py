@@ -9,7 +9,10 @@ from fedclade.channel import CentralPrivacy
 from fedclade.channel.faults import Faults
 from fedclade.clustering.private_centres import cell_points, centres_of_cells, directions
 from fedclade.core import Cells, Joined, Moments, Round, rng
+from fedclade.runs import Backend
 from fedclade.tasks.scores import cluster_scores
+from tests.reference.fedavg import as_numpy
+from tests.reference.private_choice import private_choice
 from tests.tiny import ScriptedClients, federation_of, linear, renamed
 
 TRUTH = [0, 1, 3] * 10
@@ -84,6 +87,20 @@ def test_without_privacy_it_finds_the_true_clusters():
     assert made.summary["clusters"]["ari"] == 1.0
     assert "privacy" not in made.summary
     assert [row["phase"] for row in made.metric_rows] == ["train", "train", "cluster", "train", "train"]
+
+
+def test_without_noise_it_is_its_literal_twin():
+    start = Backend.simulated_by(FEDERATION, linear(), CHOICE, local=LOCAL).initial
+    twin = private_choice(
+        *(as_numpy(start), FEDERATION, linear(), LOCAL),
+        **{"k": 3, "rounds_before": 2, "R": 28, "B": 12, "seed": 0, "rounds": 5},
+    )
+    for number, expected in enumerate(twin, start=1):
+        leaves = [leaf for leaf in run(rounds=number).tree.leaves if leaf.members]
+        assert [list(leaf.members) for leaf in leaves] == expected.clusters
+        for leaf, model in zip(leaves, expected.models, strict=True):
+            assert as_numpy(leaf.params) == pytest.approx(model, abs=1e-5)
+    assert [len(each.clusters) for each in twin] == [1, 1, 3, 3, 3]
 
 
 def test_clusters_begin_at_the_joint_model_and_go_on_by_themselves():
