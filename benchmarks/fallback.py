@@ -26,7 +26,7 @@ import torch
 from fedclade import CFL, FedAvg, Federation, LocalTraining, Oracle, ReplicatedCFL, Run, load_federation, simulate
 from fedclade.algorithms import Algorithm
 from fedclade.core import Split
-from fedclade.runs.backend import module_for
+from fedclade.runs import module_for
 from fedclade.tasks.scores import mean_and_interval
 from fedclade.training import SimulatedClients
 

@@ -24,7 +24,7 @@ from fedclade.clustering.linkage import agglomerate, cut, largest_gap, n_cluster
 from fedclade.clustering.similarity import distances
 from fedclade.core.queries import Round
 from fedclade.data import SHIFTS
-from fedclade.runs.backend import module_for
+from fedclade.runs import module_for
 from fedclade.tasks.scores import cluster_scores
 from fedclade.training import SimulatedClients
 

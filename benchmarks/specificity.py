@@ -20,7 +20,7 @@ from time import perf_counter
 from fedclade import CFL, Federation, LocalTraining, ParameterTree, load_federation, simulate
 from fedclade.algorithms.fallback import best_on_validation
 from fedclade.core.queries import Evaluation
-from fedclade.runs.backend import module_for
+from fedclade.runs import module_for
 from fedclade.tasks.scores import mean_and_interval
 from fedclade.training import SimulatedClients
 

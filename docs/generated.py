@@ -18,7 +18,7 @@ from roles import linked
 
 import fedclade
 from fedclade.algorithms import ALGORITHMS, TRUTH
-from fedclade.channel import Adversary, DifferentialPrivacy, Faults, Signature
+from fedclade.channel import Adversary, CentralPrivacy, Faults, Signature
 from fedclade.cli.app import app
 from fedclade.core import Aggregation, LocalTraining
 from fedclade.data import FilesSettings
@@ -152,8 +152,14 @@ def config_page() -> str:
     data = {"name": data.pop("source"), **data}
     for not_there in ("seed", "data_dir", "source_arguments, partition_arguments, shift_arguments"):
         data.pop(not_there, None)
-    level = "`'client'`", "Whom noise protects: a `client` with all its data, or each `example` of it, by DP-SGD."
-    privacy = {"permute": parameters(RunSettings)["permute"], "level": level, **parameters(DifferentialPrivacy)}
+    of_run = parameters(RunSettings)
+    privacy = {
+        "permute": of_run["permute"],
+        "model": ("`'local'`", "Where noise is added: by clients, `local`, or on sums, `central`, in a simulation."),
+        "level": ("`'client'`", "Whom noise protects: a `client` with its data, or each `example` of it, by DP-SGD."),
+        **parameters(CentralPrivacy),
+        "min_cluster_size": of_run["min_cluster_size"],
+    }
     parts = {"name": ("'mlp'", "Of the model, or `module:factory`; its options are keys, too."), **parameters(Parts)}
     sections = [
         ("Above the sections", "", top),

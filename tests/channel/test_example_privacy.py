@@ -161,6 +161,8 @@ def test_what_has_no_noise_is_refused_and_scores_are_not():
         behind.evaluate(*everybody, "train")
     with pytest.raises(ConfigError, match="do not tell subspaces of their data"):
         behind.subspaces([0, 1], 2, False)
+    with pytest.raises(ConfigError, match="do not tell descriptors of their data"):
+        behind.descriptors([0, 1], torch.zeros(1), 1)
     with pytest.raises(ConfigError, match="do not tell shifts of their data"):
         behind.shifts([0, 1], 1, 0.2, False)
     with pytest.raises(ConfigError, match="do not tell sums of their data"):

@@ -238,7 +238,8 @@ def without_seconds(rows):
 def test_a_run_states_what_its_clients_spent():
     run = run_of()
     assert run.summary["privacy"] == {
-        **{"epsilon": PRIVACY.epsilon(3), "delta": 1e-5, "clip_norm": 2.0, "noise_multiplier": 0.5, "releases": 3}
+        **{"epsilon": PRIVACY.epsilon(3), "delta": 1e-5, "clip_norm": 2.0, "noise_multiplier": 0.5, "releases": 3},
+        **{"level": "client", "towards": "everybody"},
     }
     assert run.config["privacy"] == {"permute": False, "clip_norm": 2.0, "noise_multiplier": 0.5, "delta": 1e-5}
     assert [row["train_loss"] for row in run.metric_rows] == [None] * 3

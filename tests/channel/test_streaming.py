@@ -25,7 +25,7 @@ from fedclade.core.aggregate import mean
 from fedclade.core.clients import Clients
 from fedclade.core.queries import Round
 from fedclade.core.updates import Updates
-from fedclade.runs.backend import decide_stream
+from fedclade.runs import decide_stream
 from tests.tiny import ScriptedClients, SpyClients, federation_of, linear, play, replicating, simulated, streamed
 
 SIZES = {0: 4, 1: 9, 2: 9, 3: 2, 4: 5}

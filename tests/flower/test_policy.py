@@ -233,9 +233,10 @@ def test_what_it_refuses_it_logs(caplog: pytest.LogCaptureFixture):
     assert caplog.messages == 2 * [f"refused train: {why}"]
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in ALGORITHMS if name not in ("pacfl", "flexcfl", "flux", "fedbn", "fedbuff")]
-)
+OTHERS = ("pacfl", "flexcfl", "flux", "fedbn", "fedbuff", "private_choice")
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in OTHERS])
 def test_the_defaults_let_every_algorithm_run_with_its_defaults(name: str):
     federation = federation_of(FOUR, sizes=[40] * 4)
     grid = grid_of(federation, personal=ALGORITHMS[name].algorithm.personal or ())

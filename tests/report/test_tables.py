@@ -87,8 +87,8 @@ def test_run_table_tells_who_came_and_went_and_who_was_kept_out(summary_run):
 @pytest.mark.parametrize(
     ("epsilon", "text"),
     [
-        (54725.3, "ε = 54,725 at δ = 1e-05; 60 updates of the client that sent most"),
-        (12.3456, "ε = 12.3 at δ = 1e-05; 60 updates of the client that sent most"),
+        (54725.3, "ε = 54,725 at δ = 1e-05, client level, towards everybody; 60 updates of the client that sent most"),
+        (12.3456, "ε = 12.3 at δ = 1e-05, client level, towards everybody; 60 updates of the client that sent most"),
         (None, "clipped, without noise; 60 updates of the client that sent most"),
     ],
 )

@@ -30,7 +30,7 @@ OPTIONS = {
 }
 CLUSTERED = (
     *("cfl", "rcfl", "fl_hc", "fedgroup", "flexcfl", "ifca", "fedsoft", "fesem", "fedem", "fedrc", "feddrift"),
-    *("pacfl", "stocfl", "flux", "oracle"),
+    *("pacfl", "stocfl", "flux", "oracle", "private_choice"),
 )
 
 LABEL_FREE = ("flux",)

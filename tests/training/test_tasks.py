@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from fedclade import DataError, Federation, LocalTraining, Task, simulate
 from fedclade.core import Layout, Round, StatisticsQuery
 from fedclade.data import statistics
-from fedclade.runs import RunSettings
-from fedclade.runs.backend import fitted_task
+from fedclade.runs import RunSettings, fitted_task
 from fedclade.tasks import FittedTask
 from fedclade.training import SimulatedClients, evaluation
 from tests.tiny import FEATURES, federation_of, linear, task_federation

@@ -33,6 +33,7 @@ from fedclade.algorithms.pacfl import PACFL
 from fedclade.algorithms.per_fedavg import PerFedAvg
 from fedclade.algorithms.personal import FedBN, FedPer, FedRep, LGFedAvg
 from fedclade.algorithms.pfedme import PFedMe
+from fedclade.algorithms.private_choice import PrivateChoice
 from fedclade.algorithms.replicated_cfl import ReplicatedCFL
 from fedclade.algorithms.scaffold import Scaffold
 from fedclade.algorithms.state import State
@@ -72,6 +73,7 @@ __all__ = [
     "OwnModels",
     "PFedMe",
     "PerFedAvg",
+    "PrivateChoice",
     "ReplicatedCFL",
     "RoundLog",
     "Scaffold",
@@ -119,6 +121,9 @@ ALGORITHMS: Mapping[str, Entry] = {
     "fedrc": Entry(FedRC, "FedEM that does not part clients by their labels alone (Guo et al. 2024)"),
     "pacfl": Entry(PACFL, "one-shot clusters by principal angles between the clients' data (Vahidian et al. 2023)"),
     "flux": Entry(FLUX, "clusters once by what a model makes of the clients' data (Fenoglio et al. 2025)"),
+    "private_choice": Entry(
+        PrivateChoice, "clusters by noisy sums and randomized choices, under differential privacy; fedclade's own"
+    ),
     "stocfl": Entry(StoCFL, "clusters united by how an anchor model moves on their data (Zeng et al. 2023)"),
     "ditto": Entry(Ditto, "a personal model for each client, held near a global one (Li et al. 2021)"),
     "apfl": Entry(APFL, "each client's model is a mixture of the global one and one of its own (Deng et al. 2020)"),

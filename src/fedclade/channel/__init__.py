@@ -5,8 +5,11 @@ and the network import it; algorithms do not know of it.
 """
 
 from fedclade.channel.absence import AWAY, Absence
+from fedclade.channel.accounting import Release, composed_epsilon, share_at_random
 from fedclade.channel.adversary import Adversary
 from fedclade.channel.aggregating import Aggregating
+from fedclade.channel.answering import Answering
+from fedclade.channel.central import CentralPrivacy, NoisySums
 from fedclade.channel.compose import arrived, client_side, received, server_side
 from fedclade.channel.encoding import ENCODINGS, ErrorFeedback, check_encoding, decode, encode, encoded_bytes
 from fedclade.channel.example_privacy import (
@@ -14,6 +17,7 @@ from fedclade.channel.example_privacy import (
     Mechanism,
     PrivateExamples,
     booked_steps,
+    check_local,
     mechanism_of,
     noisy_steps,
     privatizing,
@@ -55,7 +59,9 @@ __all__ = [
     "Absence",
     "Adversary",
     "Aggregating",
+    "Answering",
     "Budget",
+    "CentralPrivacy",
     "Channel",
     "CountSketch",
     "DifferentialPrivacy",
@@ -69,11 +75,13 @@ __all__ = [
     "Mechanism",
     "Meter",
     "Middleware",
+    "NoisySums",
     "Nothing",
     "Permutation",
     "Permuting",
     "PrivateExamples",
     "Privatizing",
+    "Release",
     "Replicating",
     "Retrying",
     "Selection",
@@ -89,7 +97,9 @@ __all__ = [
     "booked",
     "booked_steps",
     "check_encoding",
+    "check_local",
     "client_side",
+    "composed_epsilon",
     "decode",
     "encode",
     "encoded_bytes",
@@ -101,6 +111,7 @@ __all__ = [
     "refusal",
     "sampling_rate",
     "server_side",
+    "share_at_random",
     "system_normal",
     "system_uniform",
 ]

@@ -147,10 +147,18 @@ class Adversary:
         """How many training examples they claim to have, if not the truth."""
         return FALSE_SIZE if self.size is None and self.kind == "false_size" else self.size
 
-    def check_stream(self, stream: object) -> None:
-        """Check that they see all updates of a round together: a ConfigError if they need to, and the run streams."""
+    def check_stream(self, stream: object, *, central: bool = False) -> None:
+        """Check that they see all updates of a round together: a ConfigError if they need to, and the run streams.
+
+        Or if privacy is ``central``, where nobody sees single updates.
+        """
         rule = f"false or 'auto' with adversaries of kind {self.kind!r}, which see the updates of others"
         require(("stream", stream, not (self and self.knowing and stream is True), rule))
+        if central and self and self.knowing:
+            raise ConfigError(
+                f'privacy.model = "central": adversaries of kind {self.kind!r} see the updates of others, and nobody '
+                "does; take another adversary.kind"
+            )
 
 
 def _finite(value: float) -> tuple[bool, str]:

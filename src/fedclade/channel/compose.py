@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedclade.channel.aggregating import Aggregating
+from fedclade.channel.answering import Answering
 from fedclade.channel.example_privacy import PrivateExamples
 from fedclade.channel.limits import Limiting
 from fedclade.channel.lying import Lying
@@ -20,14 +21,16 @@ def client_side(
     permutation: Permutation | None = None,
     sketch: Sketch | None = None,
     lying: Lying | None = None,
+    answering: Answering | None = None,
 ) -> list[Middleware]:
     """Return what an update passes before it leaves a client, in a simulation and on a real client alike.
 
-    The sketch is that of the updates of parts; without one they are sent whole. Adversaries lie behind their privacy.
+    The sketch is that of the updates of parts; without one they are sent whole. Adversaries lie behind their privacy,
+    but where only sums are private: ``answering`` clips lies, too, as whoever adds updates up would have to.
     """
     private = [*([privatizing] if privatizing else []), *([lying] if lying else [])]
     permuting = [Permuting(permutation)] if permutation else []
-    return [*private, *permuting, Replicating(sketch)]
+    return [*private, *permuting, *([answering] if answering else []), Replicating(sketch)]
 
 
 def received(

@@ -24,12 +24,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from fedclade.channel.central import CentralPrivacy
 from fedclade.channel.middleware import Middleware
 from fedclade.channel.privacy import DifferentialPrivacy, Privatizing, keyed_noise, refusal
 from fedclade.channel.step_ledger import StepLedger, epsilon_of_steps
 from fedclade.core import (
     Ask,
     ConfigError,
+    DescriptorQuery,
     Evaluation,
     EvaluationQuery,
     Round,
@@ -115,13 +117,23 @@ class ExamplePrivacy:
         return {**told, "steps": steps, "releases": releases}
 
 
-Mechanism = DifferentialPrivacy | ExamplePrivacy
-"""How clients are private: as a whole, or each of their examples."""
+Mechanism = DifferentialPrivacy | ExamplePrivacy | CentralPrivacy
+"""How clients are private: as a whole, each of their examples, or as a whole where only sums of them are seen."""
 
 
 def mechanism_of(section: Mapping[str, Any]) -> Mechanism | None:
     """Return what the ``[privacy]`` section of a config says; None for no noise and no clipping."""
-    return ExamplePrivacy.of(section) or DifferentialPrivacy.of(section)
+    return CentralPrivacy.of(section) or ExamplePrivacy.of(section) or DifferentialPrivacy.of(section)
+
+
+def check_local(privacy: Mechanism | None) -> DifferentialPrivacy | ExamplePrivacy | None:
+    """Return the privacy of a run over a network; a ConfigError if it needs sums that only a simulation can make."""
+    if isinstance(privacy, CentralPrivacy):
+        raise ConfigError(
+            'privacy.model = "central" runs in a simulation alone, since over a network the server would see single '
+            'updates; set privacy.model = "local"'
+        )
+    return privacy
 
 
 def noisy_steps(this_round: Round, examples: int) -> Counter[float]:
@@ -186,6 +198,10 @@ class PrivateExamples(Middleware):
         """Raise a ConfigError: these are directions of the data."""
         raise refusal("subspaces of their data")
 
+    def descriptors(self, query: DescriptorQuery, ask: Ask) -> Tensor:
+        """Raise a ConfigError: these are means of the data, as a model sees it."""
+        raise refusal("descriptors of their data")
+
     def shifts(self, query: ShiftQuery, ask: Ask) -> Tensor:
         """Raise a ConfigError: that tells of the labels."""
         raise refusal("shifts of their data")
@@ -198,10 +214,10 @@ class PrivateExamples(Middleware):
 def privatizing(
     privacy: Mechanism | None, sizes: Mapping[int, int], keys: Mapping[int, int]
 ) -> Privatizing | PrivateExamples | None:
-    """Return what makes simulated clients of these sizes and keys private; None for nothing."""
+    """Return what makes simulated clients of these sizes and keys private; None where nothing is done to each."""
     if isinstance(privacy, DifferentialPrivacy):
         return Privatizing(privacy, keyed_noise(keys))
-    return None if privacy is None else PrivateExamples(sizes)
+    return PrivateExamples(sizes) if isinstance(privacy, ExamplePrivacy) else None
 
 
 def booked_steps(privacy: ExamplePrivacy, ledger: StepLedger, run: str, sizes: Mapping[int, int]) -> PrivateExamples:

@@ -140,7 +140,9 @@ class Ledger:
         entries[key] = Entry(*key, releases=entries[key].releases + 1 if key in entries else 1)
         if self.budget is not None and self.budget.epsilon < math.inf:
             _check(self.budget, _counted(entries.values()))
-        text = json.dumps({"format": FORMAT, "entries": [asdict(entry) for entry in entries.values()]}, indent=1)
+        protected = {"level": "client", "towards": "everybody"}
+        released = {"format": FORMAT, **protected, "entries": [asdict(entry) for entry in entries.values()]}
+        text = json.dumps(released, indent=1)
         appear(self.path, lambda beside: beside.write_text(text), private=True)
 
 

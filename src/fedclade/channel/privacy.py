@@ -99,6 +99,11 @@ class DifferentialPrivacy:
         require(("privacy.noise_multiplier", noise, noise == 0, "0 where privacy.clip_norm is not set"))
         return None
 
+    @property
+    def section(self) -> dict[str, Any]:
+        """What a config says of it."""
+        return asdict(self)
+
     def released(self, update: Tensor, normal: Tensor) -> Tensor:
         """Return what leaves the client of an update ``[S]``, given as many standard normal numbers, float64.
 
@@ -118,7 +123,8 @@ class DifferentialPrivacy:
     def spent(self, releases: int) -> dict[str, Any]:
         """Return what a run's summary says of the client that released most, so many times: ε None is no bound."""
         epsilon = self.epsilon(releases)
-        return {"epsilon": epsilon if math.isfinite(epsilon) else None, **asdict(self), "releases": releases}
+        said = {"epsilon": epsilon if math.isfinite(epsilon) else None, "level": "client", "towards": "everybody"}
+        return {**said, **asdict(self), "releases": releases}
 
 
 @dataclass(frozen=True)

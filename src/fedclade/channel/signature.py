@@ -174,7 +174,8 @@ class Sketching(Middleware):
         """Return the updates with their sketches; models of one's own stay, and of a mixture nothing is compared."""
         if query.is_secret:
             return ask(query)
-        sketching = self if query.mixture is None else Sketching(Nothing())
+        plain = query.mixture is None and query.question is None
+        sketching = self if plain else Sketching(Nothing())
         if (sink := query.sink) is not None:
             query = replace(query, sink=lambda updates: sink(sketching._sketched(updates)))
         return sketching._sketched(ask(query))

@@ -26,6 +26,7 @@ from fedclade.clustering.part_similarity import (
     views_of,
 )
 from fedclade.clustering.part_test import PartFinding, find_by_parts, lowest_p_value, parts_for
+from fedclade.clustering.private_centres import cell_points, centres_of_cells, directions
 from fedclade.clustering.routing import (
     Assignment,
     Step,
@@ -67,12 +68,15 @@ __all__ = [
     "all_of",
     "angles",
     "apart",
+    "cell_points",
+    "centres_of_cells",
     "client_similarity",
     "cosine_similarity",
     "cosines",
     "cut",
     "cut_height",
     "described",
+    "directions",
     "distances",
     "epsilon_by_knee",
     "find_by_parts",

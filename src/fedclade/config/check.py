@@ -103,11 +103,17 @@ def _check_together(
         problems.collect("", RunSettings, **top.shared)
         problems.collect("", check_engine, top.engine)
         if right["adversary"] is not None:
-            problems.collect("", right["adversary"].check_stream, top.stream)
+            central = privacy is not None and privacy.model == "central"
+            problems.collect("", right["adversary"].check_stream, top.stream, central=central)
     if top is not None and right["signature"] is not None and algorithm is not None:
         private = None if privacy is None else privacy.mechanism
+        least = 1 if privacy is None else privacy.min_cluster_size
         rule = right["aggregate"] or Aggregation()
-        settings = RunSettings(stream=top.stream, signature=right["signature"], privacy=private, aggregate=rule)
+        settings = RunSettings(
+            stream=top.stream, signature=right["signature"], privacy=private, min_cluster_size=least, aggregate=rule
+        )
+        clients = 0 if data is None else data.get("clients") or 0
+        problems.collect("", settings.check_min_cluster_size, clients)
         problems.collect("", settings.check_algorithm, algorithm)
 
 

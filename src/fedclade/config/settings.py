@@ -13,7 +13,7 @@ from fedclade.algorithms import Algorithm, algorithm_class, build_algorithm
 from fedclade.channel import Adversary, Faults, Mechanism, Signature, mechanism_of
 from fedclade.config.data import load_data
 from fedclade.config.toml_files import Section
-from fedclade.core import Aggregation, DataSpec, LocalTraining
+from fedclade.core import Aggregation, DataSpec, LocalTraining, require
 from fedclade.data import Federation
 from fedclade.models import PARTS, Parts
 from fedclade.runs import Callback, Churn, Every, OnRound, Run, RunSettings, Stream, module_for, simulate
@@ -60,21 +60,31 @@ class TaskSection:
 
 @dataclass(frozen=True, kw_only=True)
 class Privacy:
-    """The ``[privacy]`` section: what clients do to an update before they send it."""
+    """The ``[privacy]`` section: where noise is put on updates, how much, and of how many nothing is said."""
 
     permute: bool = False
+    model: str = "local"
     clip_norm: float | None = None
     noise_multiplier: float = 0.0
+    signature_noise: float | None = None
+    signature_epsilon: float | None = None
     delta: float = 1e-5
     level: str = "client"
+    min_cluster_size: int = 1
 
     def __post_init__(self) -> None:
+        least = self.min_cluster_size
+        require(("privacy.min_cluster_size", least, least >= 1, "at least 1"))
         mechanism_of(asdict(self))
 
     @property
     def mechanism(self) -> Mechanism | None:
-        """How updates, or the gradients of examples, are clipped, and how much noise is put on them."""
+        """How updates, or the gradients of examples, are clipped, and how much noise is put on them or on sums."""
         return mechanism_of(asdict(self))
+
+
+LATER_OF_PRIVACY = ("model", "signature_noise", "signature_epsilon", "level", "min_cluster_size")
+"""Keys of ``[privacy]`` that runs of earlier versions do not note."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,8 +158,6 @@ class Config:
         sections = asdict(self)
         if self.task == TaskSection():  # the data's own
             del sections["task"]
-        if self.privacy.level == "client":  # which earlier versions knew alone
-            del sections["privacy"]["level"]
         if self.presence == Presence():  # all are there all the time
             del sections["presence"]
         if self.aggregate == Aggregation():  # which earlier versions did not know
@@ -159,6 +167,11 @@ class Config:
         if not self.newcomers.without_labels:  # which earlier versions did not know
             del sections["newcomers"]["without_labels"]
         top = sections.pop("top")
+        sections["privacy"] = {  # with what earlier versions did not know only where it is set
+            name: value
+            for name, value in sections["privacy"].items()
+            if name not in LATER_OF_PRIVACY or value != getattr(Privacy(), name)
+        }
         if not self.top.evaluate_validation:  # which earlier versions did not know
             del top["evaluate_validation"]
         return {**top, **sections}
@@ -186,6 +199,7 @@ class Config:
             task=self.task.task,
             permute=self.privacy.permute,
             privacy=self.privacy.mechanism,
+            min_cluster_size=self.privacy.min_cluster_size,
         )
 
     def federation(self, data_dir: str | Path | None = None) -> Federation:

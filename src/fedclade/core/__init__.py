@@ -52,11 +52,9 @@ from fedclade.core.events import (
     Refused,
     Regrouped,
     Rejected,
-    Released,
     Restart,
     Retried,
     Stationary,
-    Stepped,
     Tested,
     TooFew,
 )
@@ -99,6 +97,7 @@ from fedclade.core.plugins import (
     named,
     summary_of,
 )
+from fedclade.core.privacy_events import PrivateRelease, Released, Stepped, Withheld
 from fedclade.core.queries import (
     OWN,
     Ask,
@@ -113,6 +112,7 @@ from fedclade.core.queries import (
     SubspaceQuery,
     UpdateQuery,
 )
+from fedclade.core.question import SENSITIVITY, Cells, Choice, Moments, Question
 from fedclade.core.registry import IGNORED, ClientRegistry, DataSpec, TaskKind
 from fedclade.core.rng import BESIDE
 from fedclade.core.shift_query import ShiftQuery
@@ -132,15 +132,18 @@ __all__ = [
     "NOT_ASKED",
     "OF_TORCH",
     "OWN",
+    "SENSITIVITY",
     "TOO_LATE",
     "VECTORS",
     "Aggregation",
     "ArrayMapping",
     "Ask",
     "Buffered",
+    "Cells",
     "Check",
     "Checked",
     "CheckpointError",
+    "Choice",
     "ClientRegistry",
     "Clients",
     "ClusterSplit",
@@ -178,6 +181,7 @@ __all__ = [
     "MissingExtraError",
     "Mixture",
     "ModelError",
+    "Moments",
     "MoreauEnvelope",
     "Node",
     "ParameterTree",
@@ -185,7 +189,9 @@ __all__ = [
     "Positions",
     "Postponed",
     "PrivacyError",
+    "PrivateRelease",
     "Query",
+    "Question",
     "R",
     "Reconnected",
     "Refused",
@@ -214,6 +220,7 @@ __all__ = [
     "UpdateError",
     "UpdateQuery",
     "Updates",
+    "Withheld",
     "Workers",
     "appear",
     "at_prompt",

@@ -103,6 +103,11 @@ class Aggregation:
         clip = CLIP_ABOVE if untrusted and math.isfinite(norm) else math.inf
         return Limits(weight, norm, clip if isinstance(self.clip_above, str) else self.clip_above)
 
+    @property
+    def looks_at_updates(self) -> bool:
+        """Whether a rule or a limit that was asked for needs the updates of single clients."""
+        return self.is_robust or self.limits(untrusted=False).limits
+
     def tolerated(self, clients: int, most: int) -> int:
         """Return f of so many clients: the share of them, rounded down, at most what a rule allows, at least 0."""
         return max(0, min(math.floor(round(self.byzantine * clients, 9)), most))

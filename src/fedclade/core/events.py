@@ -123,25 +123,6 @@ class Limited(Event):
 
 
 @dataclass(frozen=True)
-class Released(Event):
-    """How many updates private clients sent in the round, by client."""
-
-    kind = "released"
-
-    clients: Mapping[int, int]
-
-
-@dataclass(frozen=True)
-class Stepped(Event):
-    """How many noisy steps clients took in the round that sample each example at this rate, by client."""
-
-    kind = "stepped"
-
-    rate: float
-    clients: Mapping[int, int]
-
-
-@dataclass(frozen=True)
 class TooFew(Event):
     """Fewer clients of a cluster answered than ``min_clients``, so it keeps its model."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 
@@ -17,6 +17,7 @@ from fedclade.core.evaluation import Evaluation
 from fedclade.core.local import LocalTraining
 from fedclade.core.local_rules import LocalRule
 from fedclade.core.mixture import Mixture
+from fedclade.core.question import Question
 from fedclade.core.registry import DataSpec
 from fedclade.core.statistics import Statistics
 from fedclade.core.updates import Updates
@@ -75,6 +76,9 @@ class Round:
         What clients do in place of plain steps, see :class:`LocalRule`; what it keeps with them lasts as a model does.
     query
         Counts the round's queries from 0: it sets the faults of one apart from those of the next, and nothing else.
+    expected
+        Where each client is sampled by itself: how many clients of its cluster that makes on average, by client. By
+        these the sums of private updates are divided, and not by how many there are.
     """
 
     number: int
@@ -92,6 +96,7 @@ class Round:
     personal_epochs: int = 0
     rule: LocalRule | None = None
     query: int = 0
+    expected: Mapping[int, float] | None = None
 
     @property
     def lr(self) -> float:
@@ -175,6 +180,9 @@ class UpdateQuery(Query[Updates]):
     its examples, each weighted by its responsibility (FedEM). Its update is that of all models, as
     :func:`~fedclade.core.mixture.packed` has it; it keeps its weights π for itself.
 
+    With a ``question``, clients reply with what it says of their updates: the sum of it over all clients that reply is
+    in :attr:`Updates.sums`, or the choice of each in :attr:`Updates.components`.
+
     Clients that reply one by one may hand a few updates to the ``sink`` as they arrive, and reply with the rest.
     """
 
@@ -188,6 +196,7 @@ class UpdateQuery(Query[Updates]):
     data_rounds: Sequence[tuple[int, ...]] | None = None  # each trains on what it held in these, [n]; None: holds now
     sink: Callable[[Updates], None] | None = None  # takes some updates early, which then need not be kept
     mixture: Mixture | None = None  # what the models are together, if they are one mixture
+    question: Question | None = None  # what of their updates clients reply with, in place of these
 
     @property
     def is_secret(self) -> bool:

@@ -37,13 +37,14 @@ class Sums:
 
     groups: Tensor  # the sums, [G, S]
     group: Tensor  # which of them each client is part of, int64 [n]
+    noise: float = 0.0  # standard deviation of what was added to each number of a sum, for privacy
 
     def select(self, rows: Tensor) -> tuple[Sums, Tensor]:
         """Return the sums of the groups of some clients, and the rows of the other clients in these groups."""
         kept, group = torch.unique(self.group[rows], return_inverse=True)
         besides = torch.isin(self.group, kept)
         besides[rows] = False
-        return Sums(self.groups[kept], group), besides.nonzero().flatten()
+        return Sums(self.groups[kept], group, self.noise), besides.nonzero().flatten()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -72,7 +73,8 @@ class Updates:
         Where clients trained on m parts of their data one by one, what these are compared by, ``[n, m, R]``; ``deltas``
         are the means of their updates then.
     components
-        Where clients trained the components of a mixture, which of them each weighs most, int64 ``[n]``.
+        Where clients trained the components of a mixture, which of them each weighs most, int64 ``[n]``; where they
+        were asked for a choice, what each says.
     left_out
         Why each client that was queried, and is not among ``ids``, is left out.
     limited
@@ -228,7 +230,8 @@ class Updates:
         sums = None
         if self.sums is not None and other.sums is not None:
             behind = other.sums.group + len(self.sums.groups)
-            sums = Sums(torch.cat([self.sums.groups, other.sums.groups]), torch.cat([self.sums.group, behind]))
+            groups = torch.cat([self.sums.groups, other.sums.groups])
+            sums = Sums(groups, torch.cat([self.sums.group, behind]), max(self.sums.noise, other.sums.noise))
         return Updates(
             ids=self.ids + other.ids,
             sizes=torch.cat([self.sizes, other.sizes]),

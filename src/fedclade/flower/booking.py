@@ -15,6 +15,7 @@ from fedclade.channel import (
     StepLedger,
     booked,
     booked_steps,
+    check_local,
 )
 from fedclade.core import ConfigError
 
@@ -30,6 +31,7 @@ def privatizing_of(
         If it has a budget and the run no noise, or the run noise and it no budget, no folder, or a budget of another
         level: else whoever writes the run's config could have examples protected in place of the client.
     """
+    privacy = check_local(privacy)
     if privacy is None:
         if budget is not None:  # or whoever writes the run's config could turn the noise off
             raise ConfigError(

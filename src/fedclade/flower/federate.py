@@ -14,7 +14,18 @@ from flwr.serverapp import Grid
 from torch import nn
 
 from fedclade.algorithms import Algorithm, build_algorithm
-from fedclade.channel import Channel, ExamplePrivacy, Limiting, Meter, Nothing, Retrying, Streaming, Timing, server_side
+from fedclade.channel import (
+    Channel,
+    ExamplePrivacy,
+    Limiting,
+    Meter,
+    Nothing,
+    Retrying,
+    Streaming,
+    Timing,
+    check_local,
+    server_side,
+)
 from fedclade.core import ConfigError, DataSpec, Layout, StatisticsQuery, checked, owner_only, require
 from fedclade.flower import wire
 from fedclade.flower.admission import Identity
@@ -201,6 +212,8 @@ def federate(
         raise ConfigError(f"{type(algorithm).__name__} runs in a simulation alone, since {algorithm.simulated}")
     settings = settings.completed(algorithm)
     settings.check_algorithm(algorithm, len(joined))
+    settings.check_min_cluster_size(len(joined))
+    check_local(settings.privacy)
     if network.secure_aggregation:
         check_sums(settings, algorithm)
     task = settings.task.of(joined.schema)
@@ -249,9 +262,10 @@ def federate(
     clients = ConnectedClients(Channel(grid_clients, *middleware), registry, path, network.wait)
     of_run = meter, retrying, None, sketch, streams, device, budget, task, None, settings.parts.common_entries(module)
     backend = Backend(clients, initial, grid_clients, *of_run)
+    history = History(joined, task, target, least=settings.min_cluster_size)
     # Models reveal something of the clients' data, and the machine may have other users.
     with checkpointer, owner_only(), float32_products(False):
-        return run_rounds(algorithm, backend, clients, checkpointer, History(joined, task, target), settings, following)
+        return run_rounds(algorithm, backend, clients, checkpointer, history, settings, following)
 
 
 def _registry(exchange: Exchange, network: Network, folder: Path | None) -> NodeRegistry:

@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedclade.algorithms import ALGORITHMS
-from fedclade.channel import Budget, check_encoding
+from fedclade.channel import Budget, check_encoding, check_local
 from fedclade.config import Config, check_config
 from fedclade.core import ConfigError, DataError, check_arguments, importing_only, installed, shown
 from fedclade.data import Federation
@@ -197,7 +197,7 @@ def client_app_from_config(imports: Sequence[str] = ()) -> ClientApp:
             engine="loop" if read.config.top.engine in ("auto", *REMOTE) else read.config.top.engine,
             device=choose_device("auto"),
             encoding=read.apps.encoding,
-            privacy=read.config.privacy.mechanism,
+            privacy=check_local(read.config.privacy.mechanism),
             budget=budget_of(context),
             task=read.config.task.task,
             parts=read.config.parts,

@@ -12,6 +12,7 @@ CITED: Mapping[str, str] = {
     "fedclade": "fedclade",
     "cfl": "sattler2021cfl",
     "rcfl": "fedclade sattler2021cfl",
+    "private_choice": "fedclade",
     "fl_hc": "briggs2020flhc",
     "fedavg": "mcmahan2017fedavg",
     "fedprox": "li2020fedprox",

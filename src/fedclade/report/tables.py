@@ -23,6 +23,7 @@ from fedclade.core import (
     ParameterTree,
     Reconnected,
     Refused,
+    Withheld,
 )
 from fedclade.report import outcome as outcomes
 from fedclade.report import queries
@@ -128,6 +129,9 @@ def facts(run: Run) -> Iterator[tuple[str, str]]:
         yield "limited", f"{count(len(limited), 'answer')} of {count(len(set(limited)), 'client')}"
     if privacy := s.get("privacy"):
         yield "privacy", _privacy(**privacy)
+    if withheld := sum(event.clusters for _, event in events_of(run.events, Withheld)):
+        least = clusters.get("min_size", 1)
+        yield "withheld", f"{count(withheld, 'cluster')} of fewer than {least} members, merged into others"
     yield "traffic", f"{traffic(s['bytes_up'])} up, {traffic(s['bytes_down'])} down"
     phases = ", ".join(f"{phase} {duration(seconds[phase])}" for phase in ("train", "evaluate", "server"))
     yield "time", f"{duration(seconds['total'])}: {phases}"
@@ -151,14 +155,25 @@ def _adversaries(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "", f"backdoor: succeeds with {percent(told['attack_success'])} of honest clients' test examples"
 
 
-def _privacy(epsilon: float | None, delta: float, releases: int, steps: int | None = None, **_: object) -> str:
-    spent = "clipped, without noise"
+def _privacy(
+    epsilon: float | None, delta: float, releases: int, steps: int | None = None, model: str = "local", **more: Any
+) -> str:
+    spent = "clipped, without noise" + (" on everything" if model == "central" else "")
     if epsilon is not None:
-        spent = f"ε = {epsilon:,.0f}" if epsilon >= 100 else f"ε = {epsilon:.3g}"
-        spent += f" at δ = {delta:g}"
+        spent = f"{_epsilon(epsilon)} at δ = {delta:g}"
     if steps is not None:
         return f"{spent} for each example; {count(steps, 'noisy step')} of the client that spent most"
-    return f"{spent}; {count(releases, 'update')} of the client that sent most"
+    if epsilon is not None:
+        spent += f", client level, towards {more.get('towards', 'everybody')}"
+    if model != "central":
+        return f"{spent}; {count(releases, 'update')} of the client that sent most"
+    if epsilon is not None and more.get("epsilon_public") not in (None, epsilon):
+        spent += f", and {_epsilon(more['epsilon_public'])} towards who does not know who was sampled"
+    return f"{spent}; {count(releases, 'release')}"
+
+
+def _epsilon(epsilon: float) -> str:
+    return f"ε = {epsilon:,.0f}" if epsilon >= 100 else f"ε = {epsilon:.3g}"
 
 
 def _connections(run: Run) -> Iterator[tuple[str, str]]:

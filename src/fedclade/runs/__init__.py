@@ -4,14 +4,15 @@ Reports, the network and the command line import it; it imports all rooms that a
 algorithms, channel.
 """
 
-from fedclade.runs.backend import Backend, Maker, fitted_task, initial_models, model_name, module_for
+from fedclade.runs.backend import Backend, fitted_task
 from fedclade.runs.callbacks import Callback, Callbacks, EndRecord, OnRound, RoundRecord, SplitRecord
 from fedclade.runs.checkpointer import Checkpointer
 from fedclade.runs.churn import Churn, ComingAndGoing
 from fedclade.runs.history import History, counting, version_of, versions
+from fedclade.runs.models import Maker, initial_models, model_name, module_for
 from fedclade.runs.newcomers import assign
 from fedclade.runs.rounds import run_rounds
-from fedclade.runs.settings import Every, RunOptions, RunSettings, Stream, settings_from, target_of
+from fedclade.runs.settings import Every, RunOptions, RunSettings, Stream, settings_from
 from fedclade.runs.simulation import simulate
 from fedclade.runs.store import Run, export_adapter, export_model
 from fedclade.runs.store.config_file import CONFIG, read_run_config
@@ -21,6 +22,7 @@ from fedclade.runs.store.newcomers import Newcomers, read_newcomers, score_colum
 from fedclade.runs.store.run import Row, check_free, is_finished, is_unfinished
 from fedclade.runs.store.similarities import SimilarityMatrix
 from fedclade.runs.stream import decide_stream
+from fedclade.runs.targets import target_of
 from fedclade.runs.validation import check_validation, chosen_round, column_of
 
 __all__ = [

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import logging
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
@@ -14,6 +12,8 @@ from torch import Tensor, nn
 from fedclade.algorithms import Algorithm
 from fedclade.channel import (
     Absence,
+    Answering,
+    CentralPrivacy,
     Channel,
     DifferentialPrivacy,
     ExamplePrivacy,
@@ -21,6 +21,7 @@ from fedclade.channel import (
     Faults,
     Limiting,
     Meter,
+    NoisySums,
     Nothing,
     Permutation,
     Retrying,
@@ -30,26 +31,15 @@ from fedclade.channel import (
     Traffic,
     arrived,
     client_side,
+    keyed_noise,
     privatizing,
     received,
     server_side,
 )
-from fedclade.core import (
-    Clients,
-    ConfigError,
-    DataSpec,
-    FedcladeError,
-    Layout,
-    ModelError,
-    ParameterTree,
-    StatisticsQuery,
-    Workers,
-    check_module,
-    rng,
-)
+from fedclade.core import Clients, Layout, ParameterTree, StatisticsQuery, Workers, rng
 from fedclade.data import Federation, statistics
-from fedclade.models import Parts, build_model
 from fedclade.runs.adversaries import Adversaries
+from fedclade.runs.models import Maker, initial_models
 from fedclade.runs.settings import RunOptions, RunSettings, settings_from
 from fedclade.runs.stream import decide_stream
 from fedclade.tasks import FittedTask
@@ -66,9 +56,6 @@ from fedclade.training import (
     taken_by,
     updates_at_once,
 )
-
-Maker = Callable[[int], nn.Module]
-"""Makes a module whose initial parameters depend on a seed alone."""
 
 _log = logging.getLogger(__name__)
 
@@ -91,6 +78,7 @@ class Backend:
     absence: Absence | None = None  #: in a simulation: which clients are away
     common: Tensor | None = None  #: which entries of a model all clusters have in common, ``[S]``
     adversaries: Adversaries | None = None  #: in a simulation that has some
+    noisy_sums: NoisySums | None = None  #: what puts noise on sums, in a simulation with central privacy
 
     @classmethod
     def simulated_by(
@@ -134,23 +122,26 @@ class Backend:
         sketch = signature.sketch(seed, layout)
         bytes_each = layout.size * initial.itemsize
         held, lying = (federation, None) if adversaries is None else (adversaries.federation, adversaries.lying)
-        sheltered = (
-            remote and lying is None
-        )  # adversaries are one middleware: what actors send meets it in this process
+        sheltered = remote and lying is None  # adversaries are one middleware: what actors send meets it here
         if adversaries is not None and adversaries.settings.knowing:
             settings = replace(settings, stream=False)
         streams = decide_stream(settings, algorithm, len(federation) * bytes_each, budget, sheltered)
-        compared = Nothing() if streams and sketch is None else sketch  # an algorithm that compares has one
+        # An algorithm that compares has a sketch; under central privacy there is none.
+        compared = Nothing() if settings.is_central or (streams and sketch is None) else sketch
         at_once = updates_at_once(bytes_each, initial.device, budget)
         streaming = Streaming(federation.sizes, at_once) if streams else None
-        limits = settings.aggregate.limits(untrusted=lying is not None)
+        # Whom a limit leaves out depends on others' updates, which the guarantee of noise on sums does not allow.
+        limits = settings.aggregate.limits(untrusted=lying is not None and not settings.is_central)
         told = (lambda: federation.sizes) if lying is None else (lambda: lying.weights(federation.sizes))
         limiting = Limiting.within(limits, layout.n_parameters, told)
         by_example = PrivateSteps.of(privacy) if isinstance(privacy, ExamplePrivacy) else None
-        retrying = Retrying(tells_releases=privacy is not None, sizes=federation.sizes if by_example else None)
         private = privatizing(privacy, federation.sizes, keys)
+        central = privacy if isinstance(privacy, CentralPrivacy) else None
+        answering = Answering(central, keyed_noise(keys))
+        noisy_sums = NoisySums(central, settings.client_fraction)
+        retrying = Retrying(tells_releases=private is not None, sizes=federation.sizes if by_example else None)
         of_clients = [
-            *client_side(private, permutation, signature.sketch_of_parts(seed, layout), lying),
+            *client_side(private, permutation, signature.sketch_of_parts(seed, layout), lying, answering),
             *([FaultInjection(faults, keys, layout.n_parameters)] if faults else []),
         ]
         meter, taken, absence = Meter(), taken_by(engine, taken), Absence(layout.n_parameters)
@@ -164,15 +155,15 @@ class Backend:
             workers = SimulatedClients(held, module, device, engine, budget, taken, task, personal, by_example)
         if sheltered:  # all that makes a reply small is done where it is made
             last = arrived(retrying, settings.aggregate, None if streams else limiting)
-            clients = Channel(workers, Timing(meter), absence, *last)
+            clients = Channel(workers, Timing(meter), absence, *last, noisy_sums)
         else:
             last = server_side(retrying, compared, streaming, limiting, settings.aggregate)
-            clients = Channel(workers, *of_clients, Timing(meter), Traffic(meter), absence, *last)
+            clients = Channel(workers, *of_clients, Timing(meter), Traffic(meter), absence, *last, noisy_sums)
         initial = permutation.apply(initial) if permutation else initial
         common = settings.parts.common_entries(module)
         kept = sketch if algorithm.compares else Nothing()
         of_run = meter, retrying, permutation, kept, streams, device, budget, task, absence, common, adversaries
-        return cls(clients, initial, workers, *of_run)
+        return cls(clients, initial, workers, *of_run, noisy_sums)
 
     @property
     def settled(self) -> dict[str, Any]:
@@ -213,83 +204,3 @@ def fitted_task(settings: RunSettings, federation: Federation) -> FittedTask:
     if settings.task.class_weights == "balanced":
         counts = statistics(federation, StatisticsQuery(federation.ids, labels=schema.labels or 0)).labels
     return settings.task.of(schema, counts)
-
-
-def model_name(model: nn.Module | str | Maker, seed: int) -> str:
-    """Return the name that a model was asked for by, or that of its class."""
-    if isinstance(model, str):
-        return model
-    return type(model if isinstance(model, nn.Module) else _made(model, seed)).__name__
-
-
-def initial_models(
-    model: nn.Module | str | Maker,
-    schema: DataSpec,
-    seed: int,
-    algorithm: Algorithm,
-    budget: int | None = None,
-    parts: Parts | None = None,
-) -> tuple[nn.Module, Tensor]:
-    """Return a module of a run's own, and its initial models ``[S]`` or ``[initial_models, S]``, not permuted.
-
-    Each model after the first is drawn from a seed of its own. Raises a ConfigError if the model is unknown, several
-    are needed and the one given cannot be made anew, or they take more bytes than the ``budget``.
-    """
-    parts = parts or Parts()
-    module = _module(model, schema, seed, parts)
-    first = (layout := parts.layout(module)).flatten(module)
-    if algorithm.initial_models == 1:
-        return module, first
-    if isinstance(model, nn.Module):
-        raise ConfigError(
-            f"{type(algorithm).__name__} starts from {algorithm.initial_models} different models, and a module is only "
-            "one; give the model's name, or a function that makes a module from a seed"
-        )
-    if parts.adapter is not None and not parts.adapter.train:
-        raise ConfigError(
-            f"{type(algorithm).__name__} starts from {algorithm.initial_models} different models, and adapters all "
-            "begin as the base, since B is zero; name what is trained besides, such as a head, in model.adapter.train"
-        )
-    if budget is not None and (needed := algorithm.initial_models * first.numel() * first.itemsize) > budget:
-        raise ConfigError(
-            f"{type(algorithm).__name__} starts from {algorithm.initial_models} models, which take "
-            f"{needed / 1e9:.1f} GB, and the run may take {budget / 1e9:.1f} GB; ask for fewer, or raise the memory"
-        )
-    seeds = (rng.torch_seed(seed, "initial model", number) for number in range(1, algorithm.initial_models))
-    others = (layout.flatten(_module(model, schema, each, parts)).to(first) for each in seeds)
-    return module, torch.stack([first, *others])
-
-
-def _module(model: nn.Module | str | Maker, schema: DataSpec, seed: int, parts: Parts) -> nn.Module:
-    if isinstance(model, str):
-        return parts.applied(module_for(model, schema, seed), seed)
-    if isinstance(model, nn.Module):
-        check_module(model)  # before it is copied, which can fail for the same reason
-        model = copy.deepcopy(model)
-    return parts.applied(model if isinstance(model, nn.Module) else _made(model, seed), seed)
-
-
-def _made(make: Maker, seed: int) -> nn.Module:
-    """Return the module that a user's function makes from a seed, checked."""
-    try:
-        module: Any = make(seed)
-    except FedcladeError:
-        raise
-    except Exception as error:
-        raise ModelError(f"making the model from seed {seed} failed: {type(error).__name__}: {error}") from error
-    if not isinstance(module, nn.Module):
-        raise ModelError(f"a function that makes a model should return a torch.nn.Module, got {type(module).__name__}")
-    return module
-
-
-def module_for(name: str, schema: DataSpec, seed: int, arguments: Mapping[str, Any] | None = None) -> nn.Module:
-    """Build a model by name for some data; see :func:`fedclade.models.build_model`."""
-    return build_model(
-        name,
-        input_shape=schema.input_shape,
-        outputs=schema.outputs,
-        task=schema.task,
-        vocabulary_size=schema.vocabulary_size,
-        seed=seed,
-        arguments=arguments,
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from fedclade.algorithms import RoundLog, State
-from fedclade.channel import ExamplePrivacy, mechanism_of
 from fedclade.clustering import SplitCriteria, separation_gap
 from fedclade.core import ClientRegistry, DataSpec, Evaluation, Layout, ParameterTree
 from fedclade.runs.adversaries import Adversaries
+from fedclade.runs.spending import spent
 from fedclade.runs.store.contents import plain
 from fedclade.runs.store.row_table import Block, RowTable
 from fedclade.runs.store.run import FORMAT, Row, Run
@@ -37,6 +36,7 @@ class History:
     task: FittedTask
     target: tuple[str, float] | None = None
     adversaries: Adversaries | None = None
+    least: int = 1  # members of a cluster that anything is said of
     metrics: list[Row] = field(default_factory=list[Row])
     clusters: list[Row] = field(default_factory=list[Row])
     clients: Sequence[Row] = field(default_factory=RowTable)
@@ -59,9 +59,10 @@ class History:
         the model of the node that it was ``served`` with, and ``validation`` the same on validation data.
         """
         self.events += [plain(event.to_row(number)) for event in log.events]
-        rows = [self._cluster_row(number, node, criteria, log) for node, criteria in log.criteria.items()]
+        said = {node: each for node, each in log.criteria.items() if self._may_say(state.tree, node, each)}
+        rows = [self._cluster_row(number, node, criteria, log) for node, criteria in said.items()]
         self.clusters += rows
-        self._keep_similarities(number, log)
+        self._keep_similarities(number, said)
         if evaluation is not None:
             block = self._client_columns(number, state.tree, evaluation, served)
             self.clients = RowTable.of(self.clients).with_block(block)
@@ -157,32 +158,17 @@ class History:
             summary["class_weights"] = self.task.weights.tolist()
         if self.adversaries is not None:
             summary["adversary"] = self.adversaries.summary(last, final, tree, truth)
-        privacy = mechanism_of(config.get("privacy", {}))
-        if isinstance(privacy, ExamplePrivacy):
-            summary["privacy"] = privacy.spent(self._steps(), self._most_releases())
-        elif privacy:
-            summary["privacy"] = privacy.spent(self._most_releases())
+        section = config.get("privacy", {})
+        if privacy := spent(section, self.events):
+            summary["privacy"] = privacy
+        if section.get("min_cluster_size", 1) > 1:
+            summary["clusters"]["min_size"] = section["min_cluster_size"]
         return summary
-
-    def _most_releases(self) -> int:
-        """Return how many updates the client sent that sent most."""
-        sent: Counter[str] = Counter()
-        for event in self.events:
-            sent.update(event.get("clients", {}) if event["kind"] == "released" else {})
-        return max(sent.values(), default=0)
-
-    def _steps(self) -> Mapping[str, Counter[float]]:
-        """Return how many noisy steps each client took, by their rate."""
-        steps: defaultdict[str, Counter[float]] = defaultdict(Counter)
-        for event in self.events:
-            for client, count in event.get("clients", {}).items() if event["kind"] == "stepped" else ():
-                steps[client][event["rate"]] += count
-        return steps
 
     def _cluster_row(self, number: int, node: int, criteria: SplitCriteria, log: RoundLog) -> Row:
         row: Row = {"round": number, "node": node, "clients": len(criteria.members)}
         row |= dict.fromkeys(CRITERIA, None)
-        row |= criteria.numbers
+        row |= {name: value for name, value in criteria.numbers.items() if isfinite(value)}  # NaN: withheld
         truth, bipartition = self.registry.in_round(number).true_clusters, criteria.bipartition
         if truth is not None and bipartition is not None and criteria.similarity is not None:
             labels = [truth[client] for client in criteria.members]
@@ -190,8 +176,12 @@ class History:
         row["train_loss"] = _mean_loss(log.losses[client] for client in criteria.members if client in log.losses)
         return row
 
-    def _keep_similarities(self, number: int, log: RoundLog) -> None:
-        for node, criteria in log.criteria.items():
+    def _may_say(self, tree: ParameterTree, node: int, criteria: SplitCriteria) -> bool:
+        """Whether a cluster, and those of it that answered, are as many as is asked for."""
+        return self.least <= 1 or min(len(criteria.members), len(tree.nodes[node].members)) >= self.least
+
+    def _keep_similarities(self, number: int, said: Mapping[int, SplitCriteria]) -> None:
+        for node, criteria in said.items():
             if 1 < len(criteria.members) <= LARGEST_KEPT and criteria.similarity is not None:
                 self.similarities[node] = SimilarityMatrix(node, number, criteria.members, criteria.similarity)
 

@@ -17,7 +17,8 @@ from fedclade.clustering import Assignment, all_of, without_labels
 from fedclade.core import ConfigError, LocalTraining, ParameterTree, Round, RunError, checked
 from fedclade.data import Federation
 from fedclade.models import PARTS, Parts
-from fedclade.runs.backend import Backend, Maker, module_for
+from fedclade.runs.backend import Backend
+from fedclade.runs.models import Maker, module_for
 from fedclade.runs.store import Run
 from fedclade.runs.store.contents import Row
 from fedclade.runs.store.newcomers import Newcomers, score_columns

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from fedclade.algorithms import Algorithm, RoundLog, State
@@ -33,6 +35,7 @@ from fedclade.runs.churn import ComingAndGoing
 from fedclade.runs.common import with_common
 from fedclade.runs.history import History
 from fedclade.runs.settings import RunSettings
+from fedclade.runs.small_clusters import merge_small
 from fedclade.runs.store import Run
 from fedclade.runs.store.run import Row
 from fedclade.training import OWN_MODEL
@@ -151,7 +154,10 @@ def run_round(
     evaluated = number % settings.evaluate_every == 0 or number == settings.rounds
     this_round = Round(number, settings.local, settings.seed, evaluated=evaluated, min_clients=settings.min_clients)
     state, came_and_went = clients.begin(algorithm, training.state, this_round)
-    state, log = step(algorithm, backend, clients, state, settings.client_fraction, this_round)
+    state, withheld = merged(state, settings.min_cluster_size)  # of the start, or since clients left
+    state, log = step(algorithm, backend, clients, state, settings, this_round)
+    state, told = merged(state, settings.min_cluster_size, log.events)
+    log = replace(log, events=(*withheld, *told))
     check_models(number, training.state.tree, state.tree)
     events = (*came_and_went, *log.events)
     evaluation: Evaluation | None = None
@@ -186,6 +192,14 @@ def run_round(
     return row, log.events
 
 
+def merged(state: State, least: int, events: Sequence[Event] = ()) -> tuple[State, Sequence[Event]]:
+    """Return a state without clusters of too few members, and what may be said of what happened."""
+    if least <= 1:
+        return state, events
+    tree, told = merge_small(state.tree, least, events)
+    return (state if tree is state.tree else replace(state, tree=tree)), told
+
+
 def _together(algorithm: Algorithm, state: State) -> dict[str, Any]:
     """Return what to evaluate with, of an algorithm whose clients are served with a mixture of all leaves' models."""
     mixture = algorithm.mixture(state)
@@ -193,19 +207,46 @@ def _together(algorithm: Algorithm, state: State) -> dict[str, Any]:
 
 
 def step(
-    algorithm: Algorithm, backend: Backend, clients: ComingAndGoing, state: State, fraction: float, this_round: Round
+    algorithm: Algorithm,
+    backend: Backend,
+    clients: ComingAndGoing,
+    state: State,
+    settings: RunSettings,
+    this_round: Round,
 ) -> tuple[State, RoundLog]:
     """Let the algorithm step with a cohort of those that are there; where nobody is, its state stays as it is."""
     if clients.present == 0:
         _log.warning("round %d: no client is there, so all models stay as they are", this_round.number)
         return state, RoundLog({}, {}, events=(*backend.retrying.told(), TooFew(0, 0)))
-    cohort = algorithm.cohort(clients.there(state), fraction, this_round.generator("cohort"))
+    there, fraction, draw = clients.there(state), settings.client_fraction, this_round.generator("cohort")
+    if settings.is_central:
+        cohort, expected = sampled_singly(there.tree, algorithm.cohort(there, 1.0, draw), fraction, draw)
+        if not cohort:
+            return state, RoundLog({}, {}, events=(*backend.retrying.told(), TooFew(0, 0)))
+        this_round = replace(this_round, expected=expected)
+    else:
+        cohort = algorithm.cohort(there, fraction, draw)
     after, log = algorithm.step(state, cohort, clients, this_round)
     if backend.common is not None:
         after = replace(after, tree=with_common(after.tree, backend.common, clients.sizes))
     named = {event.node for event in log.events if isinstance(event, TooFew)}
     alone = [event for event in clients.left_alone(state.tree, after.tree) if event.node not in named]
-    return after, replace(log, events=(*backend.retrying.closed(this_round.number), *alone, *log.events))
+    released = () if backend.noisy_sums is None else backend.noisy_sums.told()
+    events = (*backend.retrying.closed(this_round.number), *released, *alone, *log.events)
+    return after, replace(log, events=events)
+
+
+def sampled_singly(
+    tree: ParameterTree, all_of_them: Sequence[int], fraction: float, draw: np.random.Generator
+) -> tuple[tuple[int, ...], Mapping[int, float]]:
+    """Sample each client by itself with a probability (Poisson sampling), as the accounting of privacy has it.
+
+    Return them, and how many of each client's cluster that makes on average.
+    """
+    sizes = Counter(tree.leaf_of[client] for client in all_of_them)
+    expected = {client: fraction * sizes[tree.leaf_of[client]] for client in all_of_them}
+    drawn = draw.random(len(all_of_them)) < fraction
+    return tuple(client for client, is_in in zip(all_of_them, drawn, strict=True) if is_in), expected
 
 
 def panel(tree: ParameterTree, ids: Sequence[int], most: int | None, seed: int) -> Sequence[int]:

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypedDict
 
 from fedclade.algorithms import Algorithm, describe
-from fedclade.channel import ExamplePrivacy, Mechanism, Signature, refusal
-from fedclade.core import Aggregation, ConfigError, LocalTraining, checked, require, unknown
+from fedclade.channel import CentralPrivacy, DifferentialPrivacy, ExamplePrivacy, Mechanism, Signature, refusal
+from fedclade.core import Aggregation, ConfigError, LocalTraining, checked, require
 from fedclade.models import LoRA, Parts, Preset
 from fedclade.tasks import FittedTask, Task, build_task
 
@@ -77,7 +77,11 @@ class RunSettings:
     privacy
         How clients clip their updates, and how much noise they add; None for neither. In a network only clients can do
         that, and the run notes it. :class:`~fedclade.ExamplePrivacy` in place of :class:`~fedclade.DifferentialPrivacy`
-        lets them train by DP-SGD, which protects each of their examples.
+        lets them train by DP-SGD, which protects each of their examples. Or, in a simulation,
+        :class:`~fedclade.channel.CentralPrivacy`: noise on sums alone. Clients are then sampled one by one, each with
+        probability ``client_fraction``.
+    min_cluster_size
+        Clusters with fewer members are merged into others, and nothing is released or reported of them.
     checkpoint_every
         Rounds between checkpoints in the run's folder. ``auto``: as often as costs less than 2 % of the run; 0: only
         when the run stops early.
@@ -108,6 +112,7 @@ class RunSettings:
     min_clients: int = 1
     permute: bool = False
     privacy: Mechanism | None = None
+    min_cluster_size: int = 1
     checkpoint_every: Every = "auto"
 
     def __post_init__(self) -> None:
@@ -123,6 +128,8 @@ class RunSettings:
                 "at least 1, or left out for all",
             ),
             ("min_clients", self.min_clients, self.min_clients >= 1, "at least 1"),
+            ("privacy.min_cluster_size", self.min_cluster_size, self.min_cluster_size >= 1, "at least 1"),
+            ("privacy.permute", self.permute, not (self.permute and self.is_central), "false with central privacy"),
             (
                 *("signature.of", list(self.signature.of), not (self.permute and self.signature.of)),
                 "left out where clients permute their updates: the server cannot know which entries are whose",
@@ -138,6 +145,11 @@ class RunSettings:
                 "a number of rounds, 0 for none, or 'auto'",
             ),
         )
+
+    @property
+    def is_central(self) -> bool:
+        """Whether the server gets sums with noise, and no updates."""
+        return isinstance(self.privacy, CentralPrivacy)
 
     def completed(self, algorithm: Algorithm) -> RunSettings:
         """Return the settings with what an algorithm says that they leave out: which parameters are personal."""
@@ -180,14 +192,34 @@ class RunSettings:
                 "stream = true: signatures of kind 'full' take as much memory as the updates; set signature.kind = "
                 "'projected'"
             )
+        if self.is_central and (algorithm.needs_updates or algorithm.compares):
+            problems.append(
+                f'privacy.model = "central": {name} looks at updates of single clients, and the server has none; take '
+                "private_choice, or an algorithm that compares none"
+            )
+        if self.is_central and self.stream is False:
+            problems.append('privacy.model = "central" gives the server sums alone; set stream = true, or leave it out')
+        if self.is_central and self.aggregate.looks_at_updates:
+            problems.append(
+                'privacy.model = "central": rules and limits of [aggregate] look at updates of single clients, and the '
+                f"server has none; leave them out, rule = '{self.aggregate.rule}' among them"
+            )
         if self.privacy and (what := algorithm.asks(clients, self.client_fraction)):
             problems.append(str(refusal(f"{what} that {name} asks for")))
         if problems:
             raise ConfigError("\n".join(problems))
         if isinstance(self.privacy, ExamplePrivacy):
             self.privacy.epsilon({})
-        elif self.privacy:
+        elif isinstance(self.privacy, DifferentialPrivacy):
             self.privacy.epsilon(1)
+        elif self.privacy:
+            self.privacy.spent([])
+
+    def check_min_cluster_size(self, clients: int) -> None:
+        """Check that all clients together are enough for a cluster; raises a ConfigError. Of 0 nothing is known."""
+        least = self.min_cluster_size
+        holds = not clients or least <= clients
+        require(("privacy.min_cluster_size", least, holds, f"at most the number of clients, {clients}"))
 
     def as_config(
         self, algorithm: Algorithm, task: FittedTask, engine: str, data: Mapping[str, Any], model: str, **more: Any
@@ -207,16 +239,14 @@ class RunSettings:
             **({} if self.aggregate == Aggregation() else {"aggregate": asdict(self.aggregate)}),
             "target": dict(self.target) if isinstance(self.target, Mapping) else {task.metrics[0].name: self.target},
             **({} if self.task == Task() else {"task": self.task.described}),
-            "privacy": {"permute": self.permute, **_noted(self.privacy)},
+            "privacy": self._privacy_section(),
             **more,
         }
 
-
-def _noted(privacy: Mechanism | None) -> dict[str, Any]:
-    """Return what a config says of a privacy besides the permutation."""
-    if privacy is None:
-        return {}
-    return privacy.section if isinstance(privacy, ExamplePrivacy) else asdict(privacy)
+    def _privacy_section(self) -> dict[str, Any]:
+        least = {"min_cluster_size": self.min_cluster_size} if self.min_cluster_size > 1 else {}
+        noted = {} if self.privacy is None else self.privacy.section
+        return {"permute": self.permute, **noted, **least}
 
 
 class RunOptions(TypedDict, total=False):
@@ -242,25 +272,8 @@ class RunOptions(TypedDict, total=False):
     min_clients: int
     permute: bool
     privacy: Mechanism | None
+    min_cluster_size: int
     checkpoint_every: Every
-
-
-def target_of(settings: RunSettings, task: FittedTask) -> tuple[str, float] | None:
-    """Return which metric should reach what; a ConfigError if there is no such metric, or it cannot be reached."""
-    if settings.target is None:
-        return None
-    given = settings.target if isinstance(settings.target, Mapping) else {task.metrics[0].name: settings.target}
-    if not given:
-        return None
-    if len(given) > 1:
-        raise ConfigError(f"[target] should name one metric, got {', '.join(given)}")
-    ((name, score),) = given.items()
-    known = {metric.name: metric for metric in task.metrics}
-    if name not in known:
-        raise ConfigError(unknown("metric in [target]:", name, known))
-    if known[name].share:
-        require((f"target.{name}", score, 0 < score <= 1, "greater than 0 and at most 1"))
-    return name, float(score)
 
 
 def settings_from(settings: RunSettings | None, options: RunOptions) -> RunSettings:

@@ -15,15 +15,17 @@ from fedclade.channel import Adversary, Faults
 from fedclade.core import checked
 from fedclade.data import Federation
 from fedclade.runs.adversaries import Adversaries
-from fedclade.runs.backend import Backend, Maker, fitted_task, model_name
+from fedclade.runs.backend import Backend, fitted_task
 from fedclade.runs.callbacks import Callback, Callbacks, OnRound
 from fedclade.runs.checkpointer import Checkpointer
 from fedclade.runs.churn import Churn, fingerprint
 from fedclade.runs.history import History
+from fedclade.runs.models import Maker, model_name
 from fedclade.runs.progress import progress_shown
 from fedclade.runs.rounds import run_rounds
-from fedclade.runs.settings import RunOptions, RunSettings, settings_from, target_of
+from fedclade.runs.settings import RunOptions, RunSettings, settings_from
 from fedclade.runs.store import Run
+from fedclade.runs.targets import target_of
 from fedclade.runs.validation import check_validation
 from fedclade.training import Actors, actors_from, check_engine, float32_products
 
@@ -137,10 +139,11 @@ def simulate(
     algorithm.check_clients(len(federation))
     settings = settings.completed(algorithm)
     settings.check_algorithm(algorithm, len(federation))
+    settings.check_min_cluster_size(len(federation))
     if settings.evaluate_validation:
         check_validation(everybody)
     task = fitted_task(settings, federation)
-    (adversary or Adversary()).check_stream(settings.stream)
+    (adversary or Adversary()).check_stream(settings.stream, central=settings.is_central)
     adversaries = Adversaries.drawn(adversary, everybody, task, settings.seed)
     target = target_of(settings, task)
     config = config or settings.as_config(
@@ -175,7 +178,7 @@ def simulate(
     )
     lying = None if adversaries is None else adversaries.lying
     present = presence.among(backend.clients, federation, settings.seed, timetable, backend.absence, lying)
-    history = History(everybody.roster, task, target, adversaries)
+    history = History(everybody.roster, task, target, adversaries=adversaries, least=settings.min_cluster_size)
     bar = progress_shown(progress, config["algorithm"]["name"], settings.rounds, following)
     with checkpointer, float32_products(tf32), closing(backend), bar as following:
         return run_rounds(algorithm, backend, present, checkpointer, history, settings, following)

@@ -18,6 +18,8 @@ def decide_stream(settings: RunSettings, algorithm: Algorithm, size: int, budget
 
     Updates that come from ``remote`` actors are only sent one by one if they have to be.
     """
+    if settings.is_central:
+        return True
     if settings.stream != "auto":
         return settings.stream
     if algorithm.needs_updates or settings.aggregate.is_robust or (size <= budget // SHARE_OF_UPDATES and not remote):

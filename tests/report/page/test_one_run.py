@@ -50,7 +50,7 @@ def test_cards_tell_scores_clusters_bytes_and_time(make_run, page_of):
         Card("ARI", "0.50", "NMI 0.25; 1 is the truth"),
         Card("Traffic", "3.0 kB", "1.0 kB up, 2.0 kB down"),
         Card("Time", "1 min 01 s", "1 min 00 s training, on cpu"),
-        Card("Privacy", "ε = 2.5", "at δ = 1e-05, worst client"),
+        Card("Privacy", "ε = 2.5", "at δ = 1e-05, client level"),
     ]
 
 

@@ -50,7 +50,8 @@ def run_cards(view: RunView) -> list[Card]:
     cards.append(Card("Traffic", traffic(s["bytes_up"] + s["bytes_down"]), both))
     cards.append(Card("Time", duration(seconds["total"]), f"{duration(seconds['train'])} training, on {s['device']}"))
     if (privacy := s.get("privacy")) and privacy["epsilon"] is not None:
-        cards.append(Card("Privacy", f"ε = {privacy['epsilon']:.3g}", f"at δ = {privacy['delta']:g}, worst client"))
+        level = privacy.get("level", "client")
+        cards.append(Card("Privacy", f"ε = {privacy['epsilon']:.3g}", f"at δ = {privacy['delta']:g}, {level} level"))
     return cards
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedclade.core import ConfigError, Layout, Node, RunError, TreeError, appear, checked, remove, write_tensors
 from fedclade.models import save_adapter
+from fedclade.runs.small_clusters import is_withheld
 from fedclade.runs.store.card import Card, as_markdown, model_card, serves_own
 from fedclade.runs.store.run import Run
 
@@ -130,6 +131,12 @@ def _node_and_layout(run: Run, client: int | None, node: int | None, level: int 
     """Return a model of a run, and what its entries are."""
     run.check_readable()
     chosen = _chosen(run, client, node, level)
+    least = run.config.get("privacy", {}).get("min_cluster_size", 1)
+    if is_withheld(run.tree, chosen.id, least):
+        raise RunError(
+            f"node {chosen.id} has {len(chosen.members)} members, fewer than privacy.min_cluster_size, {least}, so its "
+            "model is withheld"
+        )
     if run.layout is None:
         raise RunError(
             "this run folder was written before the layout of the model was kept, and its models cannot be taken "

@@ -1,0 +1,206 @@
+"""Central differential privacy: no single update is seen, only sums over the clients of a model, with noise on them.
+
+A client clips its update to length C and adds it to a sum, in which all count alike. An aggregator that does not show
+single updates (secure aggregation, or somebody trusted; here, the simulation) puts Gaussian noise of standard deviation
+z·C on every number of the sum before the server has it. With other data the client's clipped update would lie at most
+2C away, and so would the sum. In any round a client is in one sum only, whose members follow from what was released
+before, so the release of all clusters' sums is one Gaussian mechanism of multiplier z/2.
+
+What clients are compared by is asked for by questions, see :mod:`fedclade.core.question`: sums of vectors at most √2
+apart get noise of z'/√2, which again is multiplier z'/2; and choices among k go to the server by randomized response.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import torch
+
+from fedclade.channel.accounting import Release, composed_epsilon
+from fedclade.channel.middleware import Middleware
+from fedclade.channel.privacy import DifferentialPrivacy
+from fedclade.core import (
+    SENSITIVITY,
+    Ask,
+    ConfigError,
+    PrivateRelease,
+    Question,
+    Sums,
+    UpdateQuery,
+    Updates,
+    checked,
+    require,
+    rng,
+)
+
+
+@checked()
+@dataclass(frozen=True, kw_only=True)
+class CentralPrivacy:
+    """Clipping, noise on sums, and randomized response.
+
+    Parameters
+    ----------
+    clip_norm
+        Largest L2 norm C of an update, as in :class:`DifferentialPrivacy`.
+    noise_multiplier
+        z: the noise on every number of a sum of updates has standard deviation z·C; 0 for none.
+    signature_noise
+        z' of sums of what clients are compared by; ``noise_multiplier`` if left out.
+    signature_epsilon
+        ε of each choice that a client reports; left out, it is the truth.
+    delta
+        δ, well below one over the number of clients.
+
+    Raises
+    ------
+    ConfigError
+        If a value is out of range; one line for each.
+    """
+
+    clip_norm: float
+    noise_multiplier: float = 0.0
+    signature_noise: float | None = None
+    signature_epsilon: float | None = None
+    delta: float = 1e-5
+
+    def __post_init__(self) -> None:
+        signature, epsilon = self.signature_noise, self.signature_epsilon
+        DifferentialPrivacy(clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier, delta=self.delta)
+        holds = epsilon is None or 0 < epsilon < LARGEST_EPSILON
+        require(
+            (
+                *("privacy.signature_noise", signature),
+                signature is None or 0 <= signature < math.inf,
+                "at least 0 and finite, or left out for noise_multiplier",
+            ),
+            ("privacy.signature_epsilon", epsilon, holds, f"greater than 0 and less than {LARGEST_EPSILON}"),
+        )
+
+    @classmethod
+    def of(cls, section: Mapping[str, Any]) -> CentralPrivacy | None:
+        """Return what the ``[privacy]`` section of a config says: None if its model is another.
+
+        Raises
+        ------
+        ConfigError
+            If a value is out of range, the model is unknown, or a setting is one of another model's.
+        """
+        model = section.get("model", "local")
+        require(("privacy.model", model, model in ("local", "central"), "'local' or 'central'"))
+        given = {name: section[name] for name in (each.name for each in fields(cls)) if section.get(name) is not None}
+        if model == "local":
+            for_sums = [name for name in ("signature_noise", "signature_epsilon") if name in given]
+            rule = 'left out without model = "central"'
+            require(*((f"privacy.{name}", given[name], False, rule) for name in for_sums))
+            return None
+        clip, permute, level = section.get("clip_norm"), section.get("permute", False), section.get("level", "client")
+        where = 'where privacy.model = "central"'
+        require(
+            ("privacy.clip_norm", clip, clip is not None, f"set {where}"),
+            ("privacy.permute", permute, not permute, f"false {where}"),
+            ("privacy.level", level, level == "client", f"client {where}"),
+        )
+        return cls(**given)
+
+    @property
+    def section(self) -> dict[str, Any]:
+        """What a config says of it."""
+        return {"model": "central", **asdict(self)}
+
+    def multiplier(self, question: Question | None) -> float:
+        """Return z of a sum of updates, or z' of one that a question asks for."""
+        own = self.noise_multiplier if self.signature_noise is None else self.signature_noise
+        return self.noise_multiplier if question is None else own
+
+    def spent(self, releases: list[Release]) -> dict[str, Any]:
+        """Return what a run's summary says, ε None being no bound: towards the server, and towards all others.
+
+        The server knows which clients are sampled. Whoever gets the models does not, if the server keeps it to itself.
+        """
+        server = composed_epsilon(releases, self.delta, sampled=False)
+        public = composed_epsilon(releases, self.delta, sampled=True)
+        return {
+            "epsilon": server if math.isfinite(server) else None,
+            "epsilon_public": public if math.isfinite(public) else None,
+            **{"model": "central", "level": "client", "towards": "the server, which gets sums and choices alone"},
+            **asdict(self),
+            "releases": len(releases),
+        }
+
+
+LARGEST_EPSILON = 100
+"""Of a choice; one of a larger ε is the truth."""
+
+
+class NoisySums(Middleware):
+    """At the aggregator: puts noise on sums, and lets nothing else of updates pass.
+
+    Sums of updates are divided by how many clients were expected where they are sampled, not by how many there are.
+    """
+
+    def __init__(self, privacy: CentralPrivacy | None = None, sampling: float = 1.0) -> None:
+        self._privacy, self._sampling = privacy, sampling
+        self._events: list[PrivateRelease] = []
+
+    def told(self) -> tuple[PrivateRelease, ...]:
+        """Return what was released since the last time."""
+        events, self._events = tuple(self._events), []
+        return events
+
+    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
+        """Return sums with noise, or choices."""
+        question = query.question
+        updates = ask(query)
+        if question is not None and question.sums:
+            updates = _summed(updates)
+        if (privacy := self._privacy) is None or (query.kind == "train" and not query.round.sends_updates):
+            return updates
+        if query.is_secret:
+            return updates
+        if question is not None and not question.sums:
+            self._events.append(
+                PrivateRelease(0, question.about, epsilon=privacy.signature_epsilon, options=question.options)
+            )
+            return updates
+        if updates.deltas is not None:
+            raise ConfigError('privacy.model = "central" gives the server sums alone; set stream = true')
+        multiplier = privacy.multiplier(question)
+        about = "updates" if question is None else question.about
+        # A question goes to all clients; so does a round's training, if nobody says how many are expected.
+        sampling = self._sampling if question is None and query.round.expected is not None else None
+        self._events.append(PrivateRelease(0, about, noise_multiplier=multiplier, sampling=sampling))
+        norms = torch.full_like(updates.norms, math.nan)
+        return replace(updates, sums=self._noised(updates, query, multiplier), norms=norms)
+
+    def _noised(self, updates: Updates, query: UpdateQuery, multiplier: float) -> Sums:
+        assert self._privacy is not None
+        assert updates.sums is not None
+        question, this_round = query.question, query.round
+        reach = self._privacy.clip_norm if question is None else SENSITIVITY / 2
+        about = "updates" if question is None else question.about
+        deviation = multiplier * reach
+        sums = updates.sums.groups.double()
+        key = this_round.number, this_round.query
+        draw = rng.generator(this_round.seed, f"dp noise on sums of {about} in {this_round.purpose}", *key)
+        sums = sums + deviation * torch.from_numpy(draw.standard_normal(sums.shape)).to(sums)
+        if question is None and this_round.expected is not None:
+            for row in range(len(sums)):
+                ids = [updates.ids[place] for place in (updates.sums.group == row).nonzero().flatten().tolist()]
+                if ids:
+                    sums[row] *= len(ids) / this_round.expected[ids[0]]
+        exact = updates.sums.groups.dtype if question is None else torch.float64
+        return Sums(sums.to(exact), updates.sums.group, deviation)
+
+
+def _summed(updates: Updates) -> Updates:
+    """Return the sum over all clients in place of their replies, wherever these were summed before or not."""
+    none = torch.zeros(len(updates.ids), dtype=torch.int64)
+    if updates.sums is not None:
+        total = updates.sums.groups.double().sum(0, keepdim=True)
+    else:
+        total = updates.required_deltas.double().sum(0, keepdim=True)
+    return replace(updates, deltas=None, sketches=None, sums=Sums(total, none))

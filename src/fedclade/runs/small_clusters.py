@@ -1,0 +1,79 @@
+"""Clusters with few members: they are merged into others, and nothing is released or reported of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fedclade.core import Clustered, ClusterSplit, Event, Joined, Node, ParameterTree, Withheld
+
+
+def merge_small(tree: ParameterTree, least: int, events: Sequence[Event]) -> tuple[ParameterTree, list[Event]]:
+    """Return a tree after a round without clusters of fewer than ``least`` members, and what may be said of the round.
+
+    The smallest is first: its members go to the largest cluster below the nearest node above that has others, and it
+    is left empty, with that cluster's model. So no client is served with the model of so few, and none is kept.
+    """
+    nodes, gone = list(tree.nodes), list[int]()
+    leaves = {leaf.id for leaf in tree.leaves}
+    while small := sorted((len(nodes[i].members), i) for i in leaves if 0 < len(nodes[i].members) < least):
+        node = nodes[small[0][1]]
+        if (into := _target(tree, nodes, node.id, leaves)) is None:
+            break
+        gone.append(node.id)
+        nodes[node.id] = replace(
+            node, members=(), params=nodes[into].params, cached=None, trained_from=None, continued=None
+        )
+        _join(tree, nodes, node, into)
+    if not gone:
+        return tree, list(events)
+    merged = ParameterTree(tuple(nodes))
+    shown = [each for event in events for each in _shown(event, merged, set(gone), least)]
+    return merged, [*shown, Withheld(0, len(gone), least)]
+
+
+def is_withheld(tree: ParameterTree, node: int, least: int) -> bool:
+    """Whether nothing may be released of a node, since it has too few members."""
+    return least > 1 and len(tree.nodes[node].members) < least
+
+
+def _target(tree: ParameterTree, nodes: list[Node], small: int, leaves: set[int]) -> int | None:
+    """Return the largest cluster below the nearest node above a small one; None if there is no other."""
+    for above in reversed(tree.above(small)[:-1]):
+        below = [i for i in leaves if i != small and any(node.id == above.id for node in tree.above(i))]
+        if peopled := [i for i in below if nodes[i].members]:
+            return max(peopled, key=lambda i: (len(nodes[i].members), -i))
+    return None
+
+
+def _join(tree: ParameterTree, nodes: list[Node], small: Node, into: int) -> None:
+    """Make the members of a small cluster those of another, and of the nodes above it."""
+    for node in tree.above(into):
+        now = nodes[node.id]
+        members = {**dict.fromkeys(now.members), **dict.fromkeys(small.members)}
+        if len(members) == len(now.members):
+            continue
+        cached = None  # signatures that were made at another model cannot be compared
+        if node.parent == small.parent and now.cached is not None and small.cached is not None:
+            both = ParameterTree(tuple(nodes)).with_members(node.id, small.members, small.cached)
+            cached = both.nodes[node.id].cached
+        nodes[node.id] = replace(now, members=tuple(sorted(members)), cached=cached)
+
+
+def _shown(event: Event, tree: ParameterTree, gone: set[int], least: int) -> list[Event]:
+    """Return an event without what it says of clusters that are gone; nothing if that is all it says."""
+    if event.node in gone:
+        return []
+    if isinstance(event, ClusterSplit):
+        children = tuple(child for child in event.children if child not in gone)
+        if len(children) < 2:
+            return []
+        return [replace(event, children=children, clusters=tuple(tree.nodes[child].members for child in children))]
+    if isinstance(event, Clustered) and min(event.sizes) < least:  # its merges are those of single clients
+        return []
+    if isinstance(event, Joined) and event.node and len(event.clients) < least:
+        return []
+    parts = getattr(event, "clusters", None)
+    if isinstance(parts, tuple) and any(len(part) < least for part in parts):
+        return []
+    return [event]

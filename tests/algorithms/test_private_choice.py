@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedclade import ConfigError, LocalTraining, RunInterrupted, simulate
+from fedclade.algorithms import PrivateChoice
+from fedclade.channel import CentralPrivacy
+from fedclade.channel.faults import Faults
+from fedclade.clustering.private_centres import cell_points, centres_of_cells, directions
+from fedclade.core import Cells, Joined, Moments, Round, rng
+from fedclade.runs import Backend
+from fedclade.tasks.scores import cluster_scores
+from tests.reference.fedavg import as_numpy
+from tests.reference.private_choice import private_choice
+from tests.tiny import ScriptedClients, federation_of, linear, renamed
+
+TRUTH = [0, 1, 3] * 10
+FEDERATION = federation_of(TRUTH)
+LOCAL = LocalTraining(epochs=3, batch_size=10, lr=0.3)
+CHOICE = PrivateChoice(clusters=3, rounds_before=2, sketch=28, cells=12)
+PRIVACY = CentralPrivacy(clip_norm=0.5, noise_multiplier=0.5, signature_noise=0.5, signature_epsilon=6.0)
+
+
+def run(privacy=None, federation=FEDERATION, algorithm=CHOICE, rounds=5, **more):
+    return simulate(algorithm, linear(), federation, rounds=rounds, local=LOCAL, engine="loop", privacy=privacy, **more)
+
+
+def members(made) -> set[tuple[int, ...]]:
+    return {leaf.members for leaf in made.tree.leaves if leaf.members}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("clusters", 1, "at least 2"),
+        ("rounds_before", -1, "at least 0"),
+        ("sketch", 2, "at least clusters, 3"),
+        ("cells", 2, "at least clusters, 3"),
+    ],
+)
+def test_a_setting_out_of_range_is_named(name, value, rule):
+    with pytest.raises(ConfigError, match=f"algorithm.{name} should be {rule}, got {value}"):
+        PrivateChoice(**{"clusters": 3, name: value})
+
+
+def mixture(n: int, d: int = 4, R: int = 20):
+    """Return unit signatures [4n, R] around four orthogonal directions, and which of them each is near."""
+    draw = torch.Generator().manual_seed(0)
+    frame = torch.linalg.qr(torch.randn(R, d, generator=draw, dtype=torch.float64))[0].T
+    truth = torch.arange(4 * n) % 4
+    u = frame[truth] + 0.1 * torch.randn(4 * n, R, generator=draw, dtype=torch.float64)
+    return torch.nn.functional.normalize(u, dim=1), truth
+
+
+@pytest.mark.parametrize("noise", [0.0, 3.0])
+def test_centres_come_from_sums_alone(noise):
+    """The directions span the clusters, and the centres part all clients of 4 × 200, with noise of z' = 4.2 too."""
+    u, truth = mixture(200)
+    draw = torch.Generator().manual_seed(1)
+
+    def total(question):
+        sums = question.answered(u).sum(0)
+        return sums + noise * torch.randn(len(sums), generator=draw, dtype=torch.float64)
+
+    basis = directions(total(Moments(0, 20)), 20, 4)
+    torch.testing.assert_close(basis.T @ basis, torch.eye(4, dtype=torch.float64))
+    points = cell_points(32, 4, rng.generator(0, "cells"))
+    torch.testing.assert_close(points.norm(dim=1), torch.ones(32, dtype=torch.float64))
+    cells = Cells(0, 20, basis, points)
+    centres = centres_of_cells(total(cells), 32, 4, noise, rng.generator(0, "centres"))
+    found = (cells.directions(u) @ centres.T).argmax(1)
+    scores = cluster_scores(dict(enumerate(found.tolist())), dict(enumerate(truth.tolist())))
+    assert scores["ari"] > 0.99
+
+
+def test_under_very_much_noise_there_are_still_as_many_centres():
+    u, _ = mixture(2)
+    cells = Cells(0, 20, torch.eye(20, 4, dtype=torch.float64), cell_points(8, 4, rng.generator(0, "cells")))
+    found = centres_of_cells(cells.answered(u).sum(0), 8, 4, 1e6, rng.generator(0, "centres"))
+    assert found.shape == (4, 4)
+    assert found.isfinite().all()
+
+
+def test_without_privacy_it_finds_the_true_clusters():
+    made = run()
+    assert made.summary["clusters"]["ari"] == 1.0
+    assert "privacy" not in made.summary
+    assert [row["phase"] for row in made.metric_rows] == ["train", "train", "cluster", "train", "train"]
+
+
+def test_without_noise_it_is_its_literal_twin():
+    start = Backend.simulated_by(FEDERATION, linear(), CHOICE, local=LOCAL).initial
+    twin = private_choice(
+        *(as_numpy(start), FEDERATION, linear(), LOCAL),
+        **{"k": 3, "rounds_before": 2, "R": 28, "B": 12, "seed": 0, "rounds": 5},
+    )
+    for number, expected in enumerate(twin, start=1):
+        leaves = [leaf for leaf in run(rounds=number).tree.leaves if leaf.members]
+        assert [list(leaf.members) for leaf in leaves] == expected.clusters
+        for leaf, model in zip(leaves, expected.models, strict=True):
+            assert as_numpy(leaf.params) == pytest.approx(model, abs=1e-5)
+    assert [len(each.clusters) for each in twin] == [1, 1, 3, 3, 3]
+
+
+def test_clusters_begin_at_the_joint_model_and_go_on_by_themselves():
+    before, at, after = (run(rounds=rounds).tree for rounds in (2, 3, 4))
+    assert all(torch.equal(leaf.params, before.nodes[0].params) for leaf in at.leaves)
+    assert len({tuple(leaf.params.tolist()) for leaf in after.leaves}) == 3
+
+
+def test_it_does_not_depend_on_what_clients_are_called():
+    """But for rounding: sums add the same in another order."""
+    new = {old: 100 - old for old in range(len(TRUTH))}
+    one, other = run(), run(federation=renamed(FEDERATION, new))
+    assert {tuple(sorted(new[c] for c in cluster)) for cluster in members(one)} == members(other)
+
+
+def test_a_stream_finds_the_same_clusters():
+    assert members(run(stream=True)) == members(run(stream=False))
+
+
+def test_under_privacy_all_releases_are_composed():
+    made = run(PRIVACY)
+    told = [event["about"] for event in made.events if event["kind"] == "private_release"]
+    assert told == ["updates", "updates", "moments", "cells", "choice", "updates", "updates"]
+    spent = made.summary["privacy"]
+    assert (spent["releases"], spent["level"]) == (7, "client")
+    assert spent["epsilon"] > 6
+    assert made.summary["clusters"]["ari"] > 0.7
+
+
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path):
+    whole = run(PRIVACY, min_cluster_size=3)
+    for stop_after in (2, 3):
+        folder, seen = tmp_path / str(stop_after), []
+        with pytest.raises(RunInterrupted):
+            run(
+                PRIVACY, min_cluster_size=3, folder=folder, stop=lambda s=seen, n=stop_after: s.append(1) or len(s) == n
+            )
+        again = run(PRIVACY, min_cluster_size=3, folder=folder)
+        assert members(again) == members(whole)
+        assert again.summary["privacy"] == whole.summary["privacy"]
+        for one, other in zip(whole.tree.nodes, again.tree.nodes, strict=True):
+            assert torch.equal(one.params, other.params)
+
+
+def test_clients_that_do_not_answer_wait_with_the_joint_model():
+    """Dropped in half of all queries: asked again, and those that never answer are in no cluster."""
+    made = run(faults=Faults(dropout=0.7))
+    inside = {client for cluster in members(made) for client in cluster}
+    waiting = set(range(len(TRUTH))) - inside
+    assert waiting == {client for ids in made.tree.stragglers.values() for client in ids}
+    assert waiting
+    trained = [event for event in made.events if event["kind"] == "left_out" and event["round"] > 3]
+    assert all(int(client) in inside for event in trained for client in event["clients"])
+
+
+def test_newcomers_wait_at_the_root():
+    state = CHOICE.init(torch.zeros(3), clients := ScriptedClients(dict.fromkeys(range(30), [0.0] * 3)))
+    joined, events = CHOICE.join(state, [30, 31], clients, Round(4, LOCAL))
+    assert joined.tree.nodes[0].members == tuple(range(32))
+    assert events == [Joined(0, (30, 31))]
+
+
+def test_too_few_rounds_are_said(caplog):
+    run(rounds=2)
+    assert "PrivateChoice needs 3 rounds until it has clustered the clients" in caplog.text
