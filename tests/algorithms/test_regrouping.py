@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 
-from fedclade.algorithms.regrouping import drawn_together
+from fedclade.algorithms.regrouping import drawn_together, joint_model
 from fedclade.core import ParameterTree
 
 SIZES = {0: 10, 1: 20, 2: 30}
@@ -48,3 +49,13 @@ def test_old_clusters_and_a_cluster_alone_stay_as_they_are():
     assert drawn_together(tree, SIZES, 3, 0.0) is tree
     alone = ParameterTree.root_only([0, 1], torch.zeros(2))
     assert drawn_together(alone, SIZES, 3, 0.1) is alone
+
+
+def test_nobody_learns_from_a_cluster_that_runs_away():
+    """That of adversaries, whose updates point away from what they should learn, has no bound."""
+    tree = ParameterTree.star([(0,), (1,), (2,)], torch.tensor([[1.0], [-2.0], [1000.0]]))
+    tree = ParameterTree((replace(tree.nodes[0], params=torch.zeros(1)), *tree.nodes[1:]))
+    assert joint_model(tree, {0: 10, 1: 10, 2: 10}).tolist() == [-0.5]  # the mean of the other two
+    assert joint_model(tree, {0: 10, 1: 10, 2: 30}).tolist() == pytest.approx([(10 - 20 + 30_000) / 50])  # a majority
+    near = ParameterTree((tree.nodes[0], *tree.nodes[1:3], replace(tree.nodes[3], params=torch.tensor([6.0]))))
+    assert joint_model(near, {0: 10, 1: 10, 2: 10}).tolist() == pytest.approx([5 / 3])  # three times the median's way

@@ -267,3 +267,18 @@ def test_the_model_that_updates_start_from_is_known_by_what_it_is():
     assert StartModel.of(one, 2) == StartModel.of(one.clone(), 2)
     assert StartModel.of(one, 2).norms == StartModel.of(other, 2).norms == (5.0, 2.0)
     assert StartModel.of(one, 2).name != StartModel.of(other, 2).name
+
+
+def test_where_liars_are_most_of_a_cluster_the_median_of_all_is_what_an_update_is_shortened_to():
+    clip, models = Limits(clip_above=5.0), torch.tensor([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0]])
+    norms = {**dict.fromkeys(range(5), 1.0), 5: 40.0, 6: 40.0, 7: 1.0}
+    found = under(clip, norms, query=query_of([*norms], [0] * 5 + [1] * 3, models))
+    assert found.norms.tolist() == [1.0] * 5 + [5.0, 5.0, 1.0]
+    assert found.limited[5] == "norm 40, shortened to 5 times the median of all, 1"
+
+
+def test_a_whole_cluster_of_longer_updates_is_not_left_out():
+    long, models = Limits(largest_norm=20.0, clip_above=5.0), torch.tensor([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0]])
+    norms = {**dict.fromkeys(range(5), 1.0), 5: 4.0, 6: 4.0, 7: 30.0}
+    found = under(long, norms, query=query_of([*norms], [0] * 5 + [1] * 3, models))
+    assert found.norms.tolist() == [1.0] * 5 + [4.0, 4.0, 5.0]

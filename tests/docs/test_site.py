@@ -17,7 +17,7 @@ from fedclade.config import check_config
 from tests.docs.blocks import ROOT, text_of
 
 DOCS = ROOT / "docs"
-LONGEST = 28_000
+LONGEST = 29_000
 """Words of all pages together, but for those of methods, of which there may be ever more."""
 
 LONGEST_METHOD = 250

@@ -46,15 +46,16 @@ def joint_model(tree: ParameterTree, sizes: Mapping[int, int]) -> Tensor:
 
     A cluster that has moved more than :data:`TOO_FAR` times as far as the median one since all had one model is left
     out: the model of clients that lie has no bound where they have a cluster of their own, and nobody else is to learn
-    from it. Half of the examples are those of clusters that moved no further than the median.
+    from it. The median is by examples, and of clusters that have moved.
     """
     leaves = [leaf for leaf in tree.leaves if leaf.members]
     weights = torch.tensor([float(sum(sizes[client] for client in leaf.members)) for leaf in leaves])
     models = torch.stack([leaf.params for leaf in leaves])
     moved = row_norms(models, tree.nodes[0].params)
-    order = moved.argsort()
-    half = int((weights[order].cumsum(0) * 2 < weights.sum()).sum())
-    weights = weights.where(moved <= TOO_FAR * moved[order[half]], 0.0)
+    ordered, order = moved.sort()
+    up_to = weights.where(moved > 0, 0.0)[order].cumsum(0)
+    median = ordered[min(int((2 * up_to <= up_to[-1]).sum()), len(leaves) - 1)]
+    weights = weights.where(moved <= TOO_FAR * median, 0.0)
     return (weights / weights.sum()).to(models) @ models
 
 

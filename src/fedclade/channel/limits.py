@@ -43,9 +43,10 @@ class Limiting(Middleware):
     A client weighs what it says, and at most ``largest_weight`` times as much as the median client. An update that is
     more than ``largest_norm`` times as long as the median of its cluster is left out; so is one whose buffers are. One
     that is more than ``clip_above`` times as long is shortened to that, its parameters and its buffers each by
-    themselves. A cluster are clients that start from the same model. Where fewer than :data:`ENOUGH` of one have
-    answered, the measure is the model that they started from, or the median over all clusters, whichever is longer. In
-    a stream the measure is those that have arrived so far.
+    themselves; or, if that is shorter, to so many times the median of all clients of the round, since clients that lie
+    may be most of a cluster. A cluster are clients that start from the same model. Where fewer than :data:`ENOUGH` of
+    one have answered, the measure is the model that they started from, or the median over all clusters, whichever is
+    longer. In a stream the measure is those that have arrived so far.
 
     This is no robust aggregation: a liar within the limits, or one of a majority, is not found.
 
@@ -121,13 +122,15 @@ class Limiting(Middleware):
         measures = {start: self._measures(start) for start in {starts[client] for client in updates.ids}}
         factors, left_out, limited = torch.ones_like(norms), dict[int, str](), dict(updates.limited)
         for place, (client, mine) in enumerate(zip(updates.ids, each, strict=True)):
-            for part, (norm, (measure, whose)) in enumerate(zip(mine, measures[starts[client]], strict=True)):
-                what, whose = f"{PARTS[part]} {norm:.3g}", f"times {whose}, {measure:.3g}"
+            for part, (norm, (measure, whose, of_all)) in enumerate(zip(mine, measures[starts[client]], strict=True)):
+                what, shortest = f"{PARTS[part]} {norm:.3g}", min(measure, of_all)
                 if norm > self._limits.largest_norm * measure > 0:
-                    left_out.setdefault(client, f"{what}, more than {self._limits.largest_norm:g} {whose}")
-                elif norm > self._limits.clip_above * measure > 0:
-                    factors[place, part] = self._limits.clip_above * measure / norm
-                    shortened = f"{what}, shortened to {self._limits.clip_above:g} {whose}"
+                    more = f"more than {self._limits.largest_norm:g} times {whose}, {measure:.3g}"
+                    left_out.setdefault(client, f"{what}, {more}")
+                elif norm > self._limits.clip_above * shortest > 0:
+                    factors[place, part] = self._limits.clip_above * shortest / norm
+                    whose = whose if shortest == measure else "the median of all"
+                    shortened = f"{what}, shortened to {self._limits.clip_above:g} times {whose}, {shortest:.3g}"
                     limited[client] = f"{limited[client]}; {shortened}" if client in limited else shortened
         if bool((factors < 1).any()):
             by = factors.to(deltas)
@@ -139,15 +142,19 @@ class Limiting(Middleware):
         admitted = updates.select([client for client in updates.ids if client not in left_out])
         return replace(admitted, left_out={**updates.left_out, **left_out})
 
-    def _measures(self, start: StartModel) -> list[tuple[float, str]]:
-        """Return what norm the updates from a model are measured by, for parameters and buffers, and what that is."""
+    def _measures(self, start: StartModel) -> list[tuple[float, str, float]]:
+        """Return what norm the updates from a model are measured by, what that is, and the median of all or infinity.
+
+        For parameters and for buffers.
+        """
         cluster, overall = self._seen[start.name].values(), [n for seen in self._seen.values() for n in seen.values()]
-        found: list[tuple[float, str]] = []
+        found: list[tuple[float, str, float]] = []
         for part in range(len(PARTS)):
+            of_all = _median([each[part] for each in overall])
             if measure := _median([each[part] for each in cluster]):
-                found.append((measure, "its cluster's median"))
+                found.append((measure, "its cluster's median", of_all or math.inf))
             else:
-                found.append((max(start.norms[part], _median([each[part] for each in overall])), "what it began with"))
+                found.append((max(start.norms[part], of_all), "what it began with", math.inf))
         return found
 
     def _starts(self, query: UpdateQuery) -> Mapping[int, StartModel]:
