@@ -140,7 +140,8 @@ def cell_of(lines: Sequence[Line]) -> str:
     lost = [line["honest"] - line["without"] for line in lines]
     text = f"{mean(lost):+.1f}" + (f" ({min(lost):+.1f})" if len(lost) > 1 else "")
     aris = [line["ari_honest"] for line in lines if line["ari_honest"] is not None]
-    text += f" · {min(aris):.2f}" if aris and 0.005 < 1 - min(aris) < 0.995 else ""
+    clusters = not lines[0]["method"].startswith("fedavg")
+    text += f" · {min(aris):.2f}" if clusters and aris and min(aris) < 0.995 else ""
     success = [line["success"] for line in lines if line["success"] is not None]
     return (text + (f" · {100 * mean(success):.0f} %" if success else "")).replace("-", "−")
 
