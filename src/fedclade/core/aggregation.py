@@ -15,8 +15,10 @@ Rule = Literal["mean", "median", "trimmed_mean", "krum", "multi_krum", "bulyan",
 Limit = float | Literal["auto"]
 
 CLIP_ABOVE = 5.0
-"""What ``clip_above`` is where some clients may lie: honest updates were at most 3.7 times as long as their cluster's median
-in the few cells of ``benchmarks/limits.py`` that have run."""
+"""What ``clip_above`` is where some clients may lie.
+
+Honest updates were at most 3.7 times as long as the median in the few cells of ``benchmarks/limits.py`` that have run.
+"""
 
 
 @dataclass(frozen=True)
