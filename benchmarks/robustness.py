@@ -76,6 +76,9 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     "sybils": {"kind": "sybil"},
     "sleeping sign flip": {"kind": "sign_flip", "sleeper": True},
     "sleeping ipm": {"kind": "ipm", "sleeper": True},
+    "evasive sign flip": {"kind": "sign_flip", "evasive": True},
+    "evasive ipm": {"kind": "ipm", "evasive": True},
+    "evasive, scaled -5": {"kind": "scaled", "factor": -5.0, "evasive": True},
     "size and sign": {"kind": "sign_flip", "size": 10**9},
 }
 

@@ -12,7 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedclade import CFL, Adversary, Aggregation, ConfigError, FedAvg, LocalTraining, Oracle, simulate
-from fedclade.channel import Answering, CentralPrivacy, Channel, NoisySums, check_local, keyed_noise, mechanism_of
+from fedclade.channel import (
+    Answering,
+    CentralPrivacy,
+    Channel,
+    NoisySums,
+    check_local,
+    client_side,
+    keyed_noise,
+    mechanism_of,
+    privatizing,
+)
 from fedclade.channel.accounting import Release, composed_epsilon, share_at_random
 from fedclade.channel.privacy import DifferentialPrivacy, system_noise
 from fedclade.channel.streaming import Streaming
@@ -49,7 +59,11 @@ def updates_of(clients: ScriptedClients) -> torch.Tensor:
 
 def central(privacy=PRIVACY, noise=None, sampling=1.0) -> tuple[Channel, NoisySums]:
     noisy_sums = NoisySums(privacy, sampling)
-    return Channel(scripted(), Answering(privacy, noise or keyed_noise(KEYS)), Streaming(), noisy_sums), noisy_sums
+    private, answering = (
+        privatizing(privacy, dict.fromkeys(KEYS, 1), KEYS),
+        Answering(privacy, noise or keyed_noise(KEYS)),
+    )
+    return Channel(scripted(), *client_side(private, answering=answering), Streaming(), noisy_sums), noisy_sums
 
 
 def train(clients, this_round=ROUND, groups=1):

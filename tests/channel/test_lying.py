@@ -135,6 +135,14 @@ def test_a_sleeper_behaves_until_a_cluster_of_others_is_there():
         assert sleeper.awake == (set(LIARS) if awake else set())
 
 
+def test_an_evasive_adversary_is_honest_only_where_parts_are_compared():
+    checked = replace(ROUND, part=(0, 4))
+    assert torch.equal(sent("sign_flip", evasive=True, this_round=checked).deltas, DELTAS)
+    for this_round in (ROUND, replace(checked, compares_parts=False)):
+        updates = sent("sign_flip", evasive=True, this_round=this_round)
+        assert torch.equal(updates.deltas[list(LIARS)], -DELTAS[list(LIARS)])
+
+
 def test_draws_belong_to_the_key_of_a_client_the_round_and_the_query():
     numbers = sent("gaussian").deltas[2]
     new = {client: (client + 3) % N for client in range(N)}

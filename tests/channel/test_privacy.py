@@ -15,6 +15,7 @@ from torch import nn
 from fedclade import (
     CFL,
     ConfigError,
+    FedAvg,
     FedGroup,
     LocalTraining,
     MissingExtraError,
@@ -31,6 +32,7 @@ from fedclade.channel.middleware import Channel
 from fedclade.channel.privacy import DifferentialPrivacy, Privatizing, booked, keyed_noise, system_noise
 from fedclade.core.errors import PrivacyError
 from fedclade.core.queries import Round
+from fedclade.tasks import Task
 from tests.tiny import FEATURES, LABELS, ScriptedClients, federation_of, linear, renamed, simulated
 
 ROUND = Round(3, LocalTraining(), seed=1)
@@ -297,6 +299,14 @@ def test_privacy_goes_with_permutation_and_faults():
 def test_an_algorithm_that_asks_for_more_is_refused_before_the_run(algorithm, what):
     with pytest.raises(ConfigError, match=f"clients with differential privacy do not tell {what}"):
         run_of(algorithm)
+
+
+def test_labels_that_weigh_by_their_counts_are_refused_too():
+    balanced = RunSettings(privacy=PRIVACY, task=Task(class_weights="balanced"))
+    with pytest.raises(ConfigError, match="do not tell how many examples of each label they have"):
+        balanced.check_algorithm(FedAvg())
+    replace(balanced, privacy=None).check_algorithm(FedAvg())
+    replace(balanced, task=Task(class_weights=[1.0, 2.0])).check_algorithm(FedAvg())
 
 
 def test_what_is_asked_besides_may_depend_on_how_many_clients_there_are():

@@ -124,7 +124,9 @@ def test_half_a_ledger_is_no_ledger(tmp_path, share):
     StepLedger(path).book(4.0, {0.1: 5}, "run", 1)
     half = path.read_bytes()[: int(share * path.stat().st_size)]
     path.write_bytes(half)
-    with pytest.raises(PrivacyError, match=r"the privacy ledger .*ledger.json is damaged, so which steps"):
+    with pytest.raises(
+        PrivacyError, match=r"the privacy ledger .*ledger.json is damaged, so what this client has spent"
+    ):
         StepLedger(path).book(4.0, {0.1: 5}, "run", 2)
     assert path.read_bytes() == half
 

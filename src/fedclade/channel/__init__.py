@@ -33,7 +33,6 @@ from fedclade.channel.privacy import (
     Privatizing,
     booked,
     keyed_noise,
-    refusal,
     system_normal,
     system_uniform,
 )
@@ -52,6 +51,7 @@ from fedclade.channel.signature import (
 from fedclade.channel.step_ledger import StepLedger
 from fedclade.channel.streaming import Streaming
 from fedclade.channel.traffic import Meter, Timing, Traffic
+from fedclade.channel.withholding import Withholding, refusal
 
 __all__ = [
     "AWAY",
@@ -93,6 +93,7 @@ __all__ = [
     "Timing",
     "Traffic",
     "Unpacking",
+    "Withholding",
     "arrived",
     "booked",
     "booked_steps",

@@ -61,6 +61,9 @@ class Adversary:
     sleeper
         Besides, an adversary behaves as long as its cluster has all clients: until the model that it is sent is no
         longer everyone's.
+    evasive
+        Besides, an adversary answers truthfully where updates of parts of its data are compared, as in a check of
+        ``rcfl``, and lies in all that only goes into models. Other methods compare every update, or none.
     size
         How many training examples it claims to have; the truth, if left out, and of ``false_size`` 10⁹.
     factor
@@ -96,6 +99,7 @@ class Adversary:
     cluster: int | None = None
     from_round: int = 1
     sleeper: bool = False
+    evasive: bool = False
     size: int | None = None
     factor: float | None = None
     mean: float | None = None

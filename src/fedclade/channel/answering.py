@@ -14,22 +14,8 @@ from torch import Tensor
 from fedclade.channel.accounting import share_at_random
 from fedclade.channel.central import CentralPrivacy
 from fedclade.channel.middleware import Middleware
-from fedclade.channel.privacy import DifferentialPrivacy, Noise, refusal
-from fedclade.core import (
-    Ask,
-    Choice,
-    DescriptorQuery,
-    Evaluation,
-    EvaluationQuery,
-    Question,
-    Round,
-    ShiftQuery,
-    Statistics,
-    StatisticsQuery,
-    SubspaceQuery,
-    UpdateQuery,
-    Updates,
-)
+from fedclade.channel.privacy import DifferentialPrivacy, Noise
+from fedclade.core import Ask, Choice, Question, Round, UpdateQuery, Updates
 
 
 @dataclass
@@ -116,33 +102,3 @@ class Answering(Middleware):
             if whether < share:
                 told[place] = min(int(which * options), options - 1)
         return told
-
-    def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
-        """Return scores on validation or test data; raise a ConfigError on training data."""
-        if self.privacy is not None and query.split == "train":
-            raise refusal("training losses")
-        return ask(query)
-
-    def subspaces(self, query: SubspaceQuery, ask: Ask) -> Tensor:
-        """Raise a ConfigError if clients are private: these are directions of the data."""
-        if self.privacy is not None:
-            raise refusal("subspaces of their data")
-        return ask(query)
-
-    def descriptors(self, query: DescriptorQuery, ask: Ask) -> Tensor:
-        """Raise a ConfigError if clients are private: these are means of the data, as a model sees it."""
-        if self.privacy is not None:
-            raise refusal("descriptors of their data")
-        return ask(query)
-
-    def shifts(self, query: ShiftQuery, ask: Ask) -> Tensor:
-        """Raise a ConfigError if clients are private: that tells of the labels."""
-        if self.privacy is not None:
-            raise refusal("shifts of their data")
-        return ask(query)
-
-    def statistics(self, query: StatisticsQuery, ask: Ask) -> Statistics:
-        """Raise a ConfigError if clients are private: they are exact."""
-        if self.privacy is not None:
-            raise refusal("sums of their data (standardize = 'federated', class_weights = 'balanced')")
-        return ask(query)

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from fedclade.channel.aggregating import Aggregating
 from fedclade.channel.answering import Answering
-from fedclade.channel.example_privacy import PrivateExamples
 from fedclade.channel.limits import Limiting
 from fedclade.channel.lying import Lying
 from fedclade.channel.middleware import Middleware
-from fedclade.channel.privacy import Privatizing
 from fedclade.channel.replicates import Replicating, Unpacking
 from fedclade.channel.retry import Retrying
 from fedclade.channel.signature import Permutation, Permuting, Sketch, Sketching
 from fedclade.channel.streaming import Streaming
+from fedclade.channel.withholding import Withholding
 from fedclade.core import Aggregation
 
 
 def client_side(
-    privatizing: Privatizing | PrivateExamples | None = None,
+    privatizing: Withholding | None = None,
     permutation: Permutation | None = None,
     sketch: Sketch | None = None,
     lying: Lying | None = None,

@@ -22,28 +22,12 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from fedclade.channel.central import CentralPrivacy
-from fedclade.channel.middleware import Middleware
-from fedclade.channel.privacy import DifferentialPrivacy, Privatizing, keyed_noise, refusal
+from fedclade.channel.privacy import DifferentialPrivacy, Privatizing, keyed_noise
 from fedclade.channel.step_ledger import StepLedger, epsilon_of_steps
-from fedclade.core import (
-    Ask,
-    ConfigError,
-    DescriptorQuery,
-    Evaluation,
-    EvaluationQuery,
-    Round,
-    ShiftQuery,
-    Statistics,
-    StatisticsQuery,
-    SubspaceQuery,
-    UpdateQuery,
-    Updates,
-    checked,
-    require,
-)
+from fedclade.channel.withholding import Withholding, refusal
+from fedclade.core import Ask, ConfigError, Evaluation, EvaluationQuery, Round, UpdateQuery, Updates, checked, require
 
 Rates = Mapping[float, int]
 """How many noisy steps one client took at each rate, the probability with which a step samples an example."""
@@ -159,7 +143,7 @@ def sampling_rate(batch_size: int, examples: int) -> float:
 
 
 @dataclass(frozen=True)
-class PrivateExamples(Middleware):
+class PrivateExamples(Withholding):
     """Lets clients that train by DP-SGD send their updates, and nothing of their training data without noise.
 
     The noise itself is put on by what trains them. ``book`` is called with a round and a client's steps before it
@@ -189,35 +173,22 @@ class PrivateExamples(Middleware):
         return replace(updates, losses=torch.full_like(updates.losses, math.nan))
 
     def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
-        """Return scores on validation or test data; raise a ConfigError on training data."""
-        if query.split == "train" or query.mixture is not None:
+        """Return scores on validation or test data; raise a ConfigError on training data, by which mixtures weigh."""
+        if query.mixture is not None:
             raise refusal("training losses")
-        return ask(query)
-
-    def subspaces(self, query: SubspaceQuery, ask: Ask) -> Tensor:
-        """Raise a ConfigError: these are directions of the data."""
-        raise refusal("subspaces of their data")
-
-    def descriptors(self, query: DescriptorQuery, ask: Ask) -> Tensor:
-        """Raise a ConfigError: these are means of the data, as a model sees it."""
-        raise refusal("descriptors of their data")
-
-    def shifts(self, query: ShiftQuery, ask: Ask) -> Tensor:
-        """Raise a ConfigError: that tells of the labels."""
-        raise refusal("shifts of their data")
-
-    def statistics(self, query: StatisticsQuery, ask: Ask) -> Statistics:
-        """Raise a ConfigError: they are exact."""
-        raise refusal("sums of their data (standardize = 'federated', class_weights = 'balanced')")
+        return super().evaluation(query, ask)
 
 
-def privatizing(
-    privacy: Mechanism | None, sizes: Mapping[int, int], keys: Mapping[int, int]
-) -> Privatizing | PrivateExamples | None:
-    """Return what makes simulated clients of these sizes and keys private; None where nothing is done to each."""
+def privatizing(privacy: Mechanism | None, sizes: Mapping[int, int], keys: Mapping[int, int]) -> Withholding | None:
+    """Return what makes simulated clients of these sizes and keys private; None without privacy.
+
+    Noise on sums is not put on here: clients only withhold what is no update.
+    """
     if isinstance(privacy, DifferentialPrivacy):
         return Privatizing(privacy, keyed_noise(keys))
-    return PrivateExamples(sizes) if isinstance(privacy, ExamplePrivacy) else None
+    if isinstance(privacy, ExamplePrivacy):
+        return PrivateExamples(sizes)
+    return Withholding() if privacy else None
 
 
 def booked_steps(privacy: ExamplePrivacy, ledger: StepLedger, run: str, sizes: Mapping[int, int]) -> PrivateExamples:

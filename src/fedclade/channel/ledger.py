@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fedclade.core import PrivacyError, appear, import_extra, require
 
@@ -17,6 +17,8 @@ FORMAT = 1
 
 LEVELS = ("client", "example")
 """Whom noise protects."""
+
+E = TypeVar("E")
 
 SENSITIVITY = 2.0
 """How far two clipped updates can lie apart, in clip norms."""
@@ -107,15 +109,7 @@ class Ledger:
 
     def entries(self) -> tuple[Entry, ...]:
         """Read what has been booked; raises a PrivacyError if the file is damaged."""
-        try:
-            return _entries(json.loads(self.path.read_bytes()))
-        except FileNotFoundError:
-            return ()
-        except (ValueError, TypeError, KeyError) as error:
-            raise PrivacyError(
-                f"the privacy ledger {self.path} is damaged, so what this client has released is not known and no "
-                f"update leaves it; restore the file from a backup ({type(error).__name__}: {error})"
-            ) from error
+        return read_entries(self.path, Entry)
 
     def spent(self, delta: float) -> float:
         """Return the ε, at a δ, of all releases so far; raises as :func:`epsilon_of` and :meth:`entries`."""
@@ -138,22 +132,37 @@ class Ledger:
         entries = {(e.run, e.round, e.noise_multiplier): e for e in self.entries()}
         key = run, number, noise_multiplier
         entries[key] = Entry(*key, releases=entries[key].releases + 1 if key in entries else 1)
-        if self.budget is not None and self.budget.epsilon < math.inf:
-            _check(self.budget, _counted(entries.values()))
-        protected = {"level": "client", "towards": "everybody"}
-        released = {"format": FORMAT, **protected, "entries": [asdict(entry) for entry in entries.values()]}
-        text = json.dumps(released, indent=1)
-        appear(self.path, lambda beside: beside.write_text(text), private=True)
+        check_budget(self.budget, lambda delta: epsilon_of(_counted(entries.values()), delta))
+        write_entries(self.path, entries.values(), level="client", towards="everybody")
 
 
-def _check(budget: Budget, after: Mapping[float, int]) -> None:
-    if (epsilon := epsilon_of(after, budget.delta)) > budget.epsilon:
-        raise over_budget(budget, epsilon)
+def read_entries(path: Path, kind: type[E]) -> tuple[E, ...]:
+    """Return what a ledger holds, of no file nothing; raises a PrivacyError if it is damaged."""
+    try:
+        written: Any = json.loads(path.read_bytes())
+        if (found := written["format"]) != FORMAT:
+            raise ValueError(f"format {found!r}, expected {FORMAT}")
+        return tuple(kind(**entry) for entry in written["entries"])
+    except FileNotFoundError:
+        return ()
+    except (ValueError, TypeError, KeyError) as error:
+        raise PrivacyError(
+            f"the privacy ledger {path} is damaged, so what this client has spent is not known and no update leaves "
+            f"it; restore the file from a backup ({type(error).__name__}: {error})"
+        ) from error
 
 
-def over_budget(budget: Budget, epsilon: float) -> PrivacyError:
-    """Return the error of an update after which a client would have spent so much, more than its budget."""
-    return PrivacyError(
+def write_entries(path: Path, entries: Iterable[Any], **told: str) -> None:
+    """Replace a ledger by these entries, and what is told of them, as a whole; raises an OSError if that fails."""
+    text = json.dumps({"format": FORMAT, **told, "entries": [asdict(entry) for entry in entries]}, indent=1)
+    appear(path, lambda beside: beside.write_text(text), private=True)
+
+
+def check_budget(budget: Budget | None, spent: Callable[[float], float]) -> None:
+    """Raise a PrivacyError if a client would have spent more than its budget, given what that is in ε at a δ."""
+    if budget is None or budget.epsilon == math.inf or (epsilon := spent(budget.delta)) <= budget.epsilon:
+        return
+    raise PrivacyError(
         f"with this update the client would have spent ε = {epsilon:.4g} at δ = {budget.delta:g}, more than "
         f"its budget of {budget.epsilon:g}; it sends no more updates unless its owner raises the budget"
     )
@@ -164,9 +173,3 @@ def _counted(entries: Iterable[Entry]) -> Counter[float]:
     for entry in entries:
         counted[entry.noise_multiplier] += entry.releases
     return counted
-
-
-def _entries(written: Any) -> tuple[Entry, ...]:
-    if (found := written["format"]) != FORMAT:
-        raise ValueError(f"format {found!r}, expected {FORMAT}")
-    return tuple(Entry(**entry) for entry in written["entries"])

@@ -76,7 +76,8 @@ class Lying(Middleware):
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return updates, of which some are lies."""
         liars = [client for client in query.ids if client in self.awake]
-        if not liars:
+        compared = query.round.part is not None and query.round.compares_parts
+        if not liars or (self.adversary.evasive and compared):
             return ask(query)
         query = replace(query, sink=None)  # those who look around must see all at once
         updates = self._made(query, liars, ask)

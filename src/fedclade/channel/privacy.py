@@ -23,25 +23,8 @@ from scipy.special import ndtri
 from torch import Tensor
 
 from fedclade.channel.ledger import LEVELS, Ledger, epsilon_of
-from fedclade.channel.middleware import Middleware
-from fedclade.core import (
-    Ask,
-    ConfigError,
-    DescriptorQuery,
-    Evaluation,
-    EvaluationQuery,
-    Round,
-    ShiftQuery,
-    Statistics,
-    StatisticsQuery,
-    SubspaceQuery,
-    UpdateError,
-    UpdateQuery,
-    Updates,
-    checked,
-    require,
-    rng,
-)
+from fedclade.channel.withholding import Withholding
+from fedclade.core import Ask, Round, UpdateError, UpdateQuery, Updates, checked, require, rng
 
 Noise = Callable[[int, int, Round, str], Tensor]
 """Gives so many standard normal numbers, float64, to a client for what it sends (``updates`` or ``gradients``)."""
@@ -128,7 +111,7 @@ class DifferentialPrivacy:
 
 
 @dataclass(frozen=True)
-class Privatizing(Middleware):
+class Privatizing(Withholding):
     """Lets clients send clipped and noisy updates and gradients only, and neither training losses, subspaces nor sums.
 
     Their training losses are NaN: withheld. What they keep (no updates travel) stays as it is. Noise is
@@ -155,28 +138,6 @@ class Privatizing(Middleware):
         received = Updates.received(updates.ids, sizes, sent, updates.n_parameters, unknown, this_round.number)
         withheld = torch.full_like(received.losses, math.nan)
         return replace(received, losses=withheld, left_out={**updates.left_out, **received.left_out})
-
-    def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
-        """Return scores on validation or test data; raise a ConfigError on training data."""
-        if query.split == "train":
-            raise refusal("training losses")
-        return ask(query)
-
-    def subspaces(self, query: SubspaceQuery, ask: Ask) -> Tensor:
-        """Raise a ConfigError: these are directions of the data."""
-        raise refusal("subspaces of their data")
-
-    def descriptors(self, query: DescriptorQuery, ask: Ask) -> Tensor:
-        """Raise a ConfigError: these are means of the data, as a model sees it."""
-        raise refusal("descriptors of their data")
-
-    def shifts(self, query: ShiftQuery, ask: Ask) -> Tensor:
-        """Raise a ConfigError: that tells of the labels."""
-        raise refusal("shifts of their data")
-
-    def statistics(self, query: StatisticsQuery, ask: Ask) -> Statistics:
-        """Raise a ConfigError: they are exact."""
-        raise refusal("sums of their data (standardize = 'federated', class_weights = 'balanced')")
 
 
 def keyed_noise(keys: Mapping[int, int]) -> Noise:
@@ -219,11 +180,3 @@ def booked(privacy: DifferentialPrivacy, ledger: Ledger, run: str) -> Privatizin
     The ledger is the client's own, and notes ``run`` with each release; with a budget it refuses what would exceed it.
     """
     return Privatizing(privacy, system_noise, lambda _, r: ledger.book(privacy.noise_multiplier, run, r.number))
-
-
-def refusal(what: str) -> ConfigError:
-    """Return the error of asking private clients for what no noise is put on."""
-    return ConfigError(
-        f"clients with differential privacy do not tell {what}, since no noise is put on that; take an algorithm that "
-        "goes by updates alone, or leave out privacy.clip_norm"
-    )

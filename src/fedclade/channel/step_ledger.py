@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-from fedclade.channel.ledger import SENSITIVITY, Budget, Ledger, over_budget
-from fedclade.core import PrivacyError, appear, import_extra, require
-
-FORMAT = 1
-"""Version of a ledger's layout."""
+from fedclade.channel.ledger import SENSITIVITY, Budget, Ledger, check_budget, read_entries, write_entries
+from fedclade.core import import_extra, require
 
 GRID = 1e-3
 """Of the privacy losses: they are rounded up to its points, so that ε is an upper bound, of 0.1 % or so."""
@@ -105,18 +100,7 @@ class StepLedger:
 
     def entries(self) -> tuple[StepEntry, ...]:
         """Read what has been booked; raises a PrivacyError if the file is damaged."""
-        try:
-            written: Any = json.loads(self.path.read_bytes())
-            if (found := written["format"]) != FORMAT:
-                raise ValueError(f"format {found!r}, expected {FORMAT}")
-            return tuple(StepEntry(**entry) for entry in written["entries"])
-        except FileNotFoundError:
-            return ()
-        except (ValueError, TypeError, KeyError) as error:
-            raise PrivacyError(
-                f"the privacy ledger {self.path} is damaged, so which steps this client has taken is not known and no "
-                f"update leaves it; restore the file from a backup ({type(error).__name__}: {error})"
-            ) from error
+        return read_entries(self.path, StepEntry)
 
     def spent(self, delta: float) -> float:
         """Return the ε, at a δ, of all steps so far; raises as :func:`epsilon_of_steps` and :meth:`entries`."""
@@ -137,12 +121,8 @@ class StepLedger:
             key = run, number, noise_multiplier, rate
             before = entries[key].steps if key in entries else 0
             entries[key] = StepEntry(*key, steps=before + steps)
-        if (budget := self.budget) is not None and budget.epsilon < math.inf:
-            epsilon = self._epsilon(entries.values(), budget.delta)
-            if epsilon > budget.epsilon:
-                raise over_budget(budget, epsilon)
-        text = json.dumps({"format": FORMAT, "entries": [asdict(entry) for entry in entries.values()]}, indent=1)
-        appear(self.path, lambda beside: beside.write_text(text), private=True)
+        check_budget(self.budget, lambda delta: self._epsilon(entries.values(), delta))
+        write_entries(self.path, entries.values())
 
     def _epsilon(self, entries: Iterable[StepEntry], delta: float) -> float:
         counted = Counter[tuple[float, float]]()

@@ -139,7 +139,9 @@ class Backend:
         central = privacy if isinstance(privacy, CentralPrivacy) else None
         answering = Answering(central, keyed_noise(keys))
         noisy_sums = NoisySums(central, settings.client_fraction)
-        retrying = Retrying(tells_releases=private is not None, sizes=federation.sizes if by_example else None)
+        retrying = Retrying(
+            tells_releases=private is not None and central is None, sizes=federation.sizes if by_example else None
+        )
         of_clients = [
             *client_side(private, permutation, signature.sketch_of_parts(seed, layout), lying, answering),
             *([FaultInjection(faults, keys, layout.n_parameters)] if faults else []),

@@ -168,7 +168,7 @@ class RunSettings:
         ConfigError
             If the algorithm cannot go with the local training or the rule of aggregation; if the run should stream, and
             the algorithm or the rule needs the updates of single clients, or full ones are compared; if clients are
-            private, and the algorithm asks them for more than updates. One line for each.
+            private, and the algorithm or the weights of labels ask them for more than updates. One line for each.
         MissingExtraError
             If clients are private and ``dp-accounting`` is not installed.
         """
@@ -206,6 +206,8 @@ class RunSettings:
             )
         if self.privacy and (what := algorithm.asks(clients, self.client_fraction)):
             problems.append(str(refusal(f"{what} that {name} asks for")))
+        if self.privacy and self.task.class_weights == "balanced":
+            problems.append(str(refusal("how many examples of each label they have (task.class_weights = 'balanced')")))
         if problems:
             raise ConfigError("\n".join(problems))
         if isinstance(self.privacy, ExamplePrivacy):
