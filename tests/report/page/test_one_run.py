@@ -263,22 +263,28 @@ def test_tests_of_cfl_show_which_cluster_was_split(make_run, section, page_of, t
 
 
 def test_answers_left_out_are_counted_by_round_reason_and_client(make_run, section, page_of, table):
+    far, further = (f"norm {norm}, more than 20 times its cluster's median, 0.687" for norm in (21, 36.5))
     events = [
         {"round": 1, "kind": "left_out", "node": 0, "query": "train", "clients": {"0": "norm 7.5", "1": "no answer"}},
         {"round": 3, "kind": "left_out", "node": 0, "query": "train", "clients": {"0": "norm 8.1e+9"}},
+        {"round": 3, "kind": "left_out", "node": 0, "query": "train", "clients": {"2": far, "3": further}},
         {"round": 3, "kind": "retried", "node": 0, "query": "train", "clients": 2, "answered": 1},
     ]
     found = section(page_of(replace(make_run(), events=events)), "faults")
-    assert found.caption == "3 answers left out, by round and reason. Absent clients were asked again 2 times."
+    assert found.caption == "5 answers left out, by round and reason. Absent clients were asked again 2 times."
     assert [(bar["name"], bar["x"], bar["y"]) for bar in found.figures[""]["data"]] == [
         ("norm #", [1, 3], [1, 1]),
+        ("norm more than 20 times its cluster's median", [1, 3], [0, 2]),
         ("no answer", [1, 3], [1, 0]),
     ]
-    assert table(found, "By client").rows == [["0", "2"], ["1", "1"]]
+    assert table(found, "By client").rows == [["0", "2"], ["1", "1"], ["2", "1"], ["3", "1"]]
 
 
 def test_what_was_limited_is_counted_by_how_and_by_client(make_run, section, page_of, table):
-    capped, shortened = "weight 9, counts with 4: 2 times the median client's", "norm 7, shortened to 5 times 1"
+    capped, shortened = (
+        "weight 9, counts with 4: 2 times the median client's",
+        "norm 7, shortened to 5 times the median of all, 1.2",
+    )
     how = {"1": f"{capped}; {shortened}"}
     limited = [{"round": n, "kind": "limited", "node": 0, "query": "train", "clients": how} for n in (1, 2)]
     lost = {"round": 3, "kind": "left_out", "node": 0, "query": "train", "clients": {"0": "no answer"}}
@@ -287,8 +293,8 @@ def test_what_was_limited_is_counted_by_how_and_by_client(make_run, section, pag
         assert found.title == title
         assert table(found, "Limited, by client").rows == [["1", "4"]]
         assert table(found, "Limited, by how").rows == [
-            ["weight #, counts with #: # times the median client's", "2"],
-            ["norm #, shortened to # times #", "2"],
+            ["weight #, counts with #: 2 times the median client's", "2"],
+            ["norm shortened to 5 times the median of all", "2"],
         ]
 
 

@@ -87,5 +87,6 @@ def _limited_tables(view: RunView) -> list[Table]:
 
 
 def _kind(why: str) -> str:
-    """Return a reason without its numbers, so that alike ones are counted together."""
-    return re.sub(r"\d[\d.e+]*", "#", why)
+    """Return a reason without its numbers, so that alike ones are counted together; a limit, in times, stays."""
+    alike = re.sub(r"(?<![\d.])\d[\d.e+]*(?![\d.e+]| times)", "#", why)
+    return re.sub(r"^(norm|norm of its buffers) #, (.*?)(, #)?$", r"\1 \2", alike)
