@@ -14,10 +14,11 @@ Rule = Literal["mean", "median", "trimmed_mean", "krum", "multi_krum", "bulyan",
 
 Limit = float | Literal["auto"]
 
-CLIP_ABOVE = 5.0
+CLIP_ABOVE = 2.0
 """What ``clip_above`` is where some clients may lie.
 
-Honest updates were at most 3.7 times as long as the median in the few cells of ``benchmarks/limits.py`` that have run.
+A third of a cluster that sends five times its updates makes steps too long to learn by; at twice it does not. Of honest
+clients it shortens few (``benchmarks/limits.py``).
 """
 
 
@@ -59,7 +60,7 @@ class Aggregation:
         An update that is more than so many times as long as the median of its cluster is left out.
     clip_above
         One that is more than so many times as long is shortened to that. Infinity is no limit; ``auto`` is none in a
-        simulation whose clients are all honest. Where some may lie it is 2, 20 and 5; over a network the first two are
+        simulation whose clients are all honest. Where some may lie it is 2, 20 and 2; over a network the first two are
         those of the ``[network]`` section. Without a largest norm, ``auto`` clips nothing.
 
     Raises
