@@ -57,11 +57,15 @@ class Deployment:
         How many SuperNodes.
     share_secret
         Whether clients get a secret that the server does not have, by which they shuffle what travels.
+    node_config
+        What is added to every node's config: ``"min-group=2"``.
     """
 
-    def __init__(self, folder: Path, app: Path, nodes: int = 4, *, share_secret: bool = False) -> None:
+    def __init__(
+        self, folder: Path, app: Path, nodes: int = 4, *, share_secret: bool = False, node_config: str = ""
+    ) -> None:
         self.folder, self.app, self.nodes = folder.resolve(), app.resolve(), nodes
-        self._share_secret = share_secret
+        self._share_secret, self._node_config = share_secret, node_config
         self.keys, self.logs = self.folder / "keys", self.folder / "logs"
         programs = Path(sys.executable).parent
         self.environment = {
@@ -254,6 +258,8 @@ class Deployment:
         config = f'partition-id={node} num-partitions={self.nodes} folder="{self.node_folder(node)}"'
         if self._share_secret:
             config += f' secret-file="{self.keys / "clients.secret"}"'
+        if self._node_config:
+            config += f" {self._node_config}"
         self._start(
             _node_name(node),
             "flower-supernode",
