@@ -65,7 +65,9 @@ def main() -> None:
     if missing and not given.table:
         with TemporaryDirectory() as folder:
             app = made_app(Path(folder) / "app", head)
-            with Deployment(Path(folder) / "it", app, given.clients) as deployment:
+            deployment = Deployment(Path(folder) / "it", app, given.clients)
+            deployment.environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "2"  # seconds: to ask costs CPU time, too
+            with deployment:
                 for job in missing:
                     jsonl.add(given.out, {**job, **run_of(deployment, job, given.data_dir)})
     print(markdown_table(COLUMNS, rows_of(jsonl.read(given.out)), COLUMNS[:3]))
@@ -153,7 +155,7 @@ def change(mine: Mapping[str, float], other: Mapping[str, float] | None) -> tupl
     """Return the mean change, and the largest of a client in either direction, in points."""
     if other is None:
         return None
-    changes = [100 * (mine[client] - other[client]) for client in mine]
+    changes = [100 * (mine[client] - other[client]) for client in mine if client in other]
     return mean(changes), max(map(abs, changes))
 
 
