@@ -7,6 +7,7 @@ which it does not train, since to lose a member costs a cluster something whoeve
 JSON file, so that an interrupted call goes on where it stopped.
 
     python benchmarks/network_liars.py --data-dir DIR --out network_liars.jsonl
+    python benchmarks/network_liars.py --data-dir DIR --out network_liars.jsonl --one-process   # over a LocalGrid
     python benchmarks/network_liars.py --out network_liars.jsonl --table
 """
 
@@ -19,6 +20,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import product
 from pathlib import Path
 from statistics import mean
@@ -28,8 +30,11 @@ from typing import Any
 import jsonl
 import numpy as np
 import tomli_w
+from flwr.app import Context, RecordDict
+from network_liars_app import answer, server
 
 from fedclade import Federation, Run, load_federation
+from fedclade.flower import LocalGrid, LocalNode
 from fedclade.report.comparison_files import markdown_table
 
 HERE = Path(__file__).parent
@@ -48,7 +53,7 @@ TASKS: Mapping[str, Mapping[str, Any]] = {
 SUBJECTS = (("rcfl", "two label swaps"), ("fedavg", "two label swaps"), ("fedavg", "one distribution"))
 SIZES = {"mnist": (1000, 2000), "digits": (100, 300)}
 """By data: training examples of each client, and those that all clients of a cluster are tested on."""
-COLUMNS = ("method", "clients", "liar", "mean accuracy", "mean change", "largest change", "without it")
+COLUMNS = ("processes", "method", "clients", "liar", "mean accuracy", "mean change", "largest change", "without it")
 
 
 def main() -> None:
@@ -56,21 +61,21 @@ def main() -> None:
     parser = jsonl.parser(__doc__, "network_liars.jsonl")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--one-process", action="store_true", help="a LocalGrid, which ends alike but for rounding")
     parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
     given = parser.parse_args()
     source = "mnist" if given.data_dir else "digits"
-    head = {"data": source, "clients": given.clients, "rounds": given.rounds}
+    processes = "one" if given.one_process else "real"
+    head = {"data": source, "clients": given.clients, "rounds": given.rounds, "processes": processes}
     jobs = [{**head, "method": m, "task": t, "kind": k} for (m, t), k in product(SUBJECTS, given.kinds)]
     missing = [job for job in jobs if not any(job.items() <= line.items() for line in jsonl.read(given.out))]
     if missing and not given.table:
         with TemporaryDirectory() as folder:
             app = made_app(Path(folder) / "app", head)
-            deployment = Deployment(Path(folder) / "it", app, given.clients)
-            deployment.environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "2"  # seconds: to ask costs CPU time, too
-            with deployment:
+            with started(Path(folder) / "it", app, given.clients, one_process=given.one_process) as deployment:
                 for job in missing:
                     jsonl.add(given.out, {**job, **run_of(deployment, job, given.data_dir)})
-    print(markdown_table(COLUMNS, rows_of(jsonl.read(given.out)), COLUMNS[:3]))
+    print(markdown_table(COLUMNS, rows_of(jsonl.read(given.out)), COLUMNS[:4]))
 
 
 def made_app(folder: Path, head: Mapping[str, Any]) -> Path:
@@ -91,7 +96,41 @@ def made_app(folder: Path, head: Mapping[str, Any]) -> Path:
     return folder
 
 
-def run_of(deployment: Deployment, job: Mapping[str, Any], data_dir: Path | None) -> dict[str, Any]:
+def started(folder: Path, app: Path, clients: int, *, one_process: bool) -> AbstractContextManager[Any]:
+    """Return a federation that is started when it is entered."""
+    if one_process:
+        return nullcontext(OneProcess(folder, app, clients))
+    deployment = Deployment(folder, app, clients)
+    deployment.environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "2"  # seconds: to ask costs CPU time, too
+    return deployment
+
+
+class OneProcess:
+    """What is used here of a :class:`Deployment`, over a grid in this process."""
+
+    def __init__(self, folder: Path, app: Path, clients: int) -> None:
+        self._folder = folder
+        sections = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
+        self._config = {key: value for key, value in sections.items() if not isinstance(value, dict)}
+        for section, values in sections.items():
+            if section not in self._config:
+                self._config |= {f"{section}.{key}": value for key, value in values.items()}
+        self._nodes = {100 + k: {"partition-id": k, "folder": str(self.node_folder(k))} for k in range(clients)}
+
+    def node_folder(self, node: int) -> Path:
+        """Return the folder of a client."""
+        folder = self._folder / f"node-{node}"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def run(self, settings: Mapping[str, Any]) -> None:
+        """Run the app."""
+        config = {**self._config, **settings}
+        grid = LocalGrid({node: LocalNode(answer, each) for node, each in self._nodes.items()}, config)
+        server(grid, Context(1, 0, {}, RecordDict(), config))
+
+
+def run_of(deployment: Any, job: Mapping[str, Any], data_dir: Path | None) -> dict[str, Any]:
     """Deal out the data, say who lies, run the app, and return each client's accuracy."""
     start = time.monotonic()
     for client, arrays in dealt(job, data_dir):
@@ -136,14 +175,21 @@ def dealt(job: Mapping[str, Any], data_dir: Path | None) -> Iterator[tuple[int, 
 def rows_of(lines: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
     """Yield the rows of the table: changes of honest clients' accuracy in points, beside the two other runs."""
     for line in lines:
-        head = {name: line[name] for name in ("data", "clients", "rounds", "method", "task")}
+        head = {name: line[name] for name in ("data", "clients", "rounds", "processes", "method", "task")}
         beside = {each["kind"]: honest_of(each) for each in lines if head.items() <= each.items()}
         mine = honest_of(line)
         told = [change(mine, beside.get(kind)) for kind in ("honest", "does not train")]
         cells = ["" if each is None else f"{each[0]:+.2f}" for each in told[:1]]
         cells += ["" if each is None else f"{each[1]:.2f}" for each in told]
         accuracy = f"{100 * mean(mine.values()):.1f} %"
-        yield [line["method"], line["task"], line["kind"], accuracy, *(cell.replace("-", "−") for cell in cells)]
+        yield [
+            line["processes"],
+            line["method"],
+            line["task"],
+            line["kind"],
+            accuracy,
+            *(cell.replace("-", "−") for cell in cells),
+        ]
 
 
 def honest_of(line: Mapping[str, Any]) -> dict[str, float]:

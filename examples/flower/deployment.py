@@ -186,8 +186,8 @@ class Deployment:
             If it does not end well, which the exit status of ``flwr run --stream`` does not tell.
         """
         run = self.submit(settings)
-        self.flwr.follow(run)
-        status = self.flwr.status(run)
+        while not (status := self.flwr.status(run)).startswith("finished"):
+            self.flwr.follow(run)  # which may end too early, where the machine is busy
         if status != "finished:completed":
             raise DeploymentError(
                 f"run {run} ended as {status!r}; its log is above, those of the nodes are in {self.logs}"
