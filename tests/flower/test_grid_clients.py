@@ -92,7 +92,7 @@ WRONG: dict[str, tuple[Change, str]] = {
     "another model": (worded(model="0" * 32), "answer of model '000000000000...0000000000000', expected '"),
     "more examples than it joined with": (
         worded(size=10**9),
-        "update from 1000000000 training examples, but the client",
+        "update from 1000000000 training examples, expected 24",
     ),
     "fewer examples than it joined with": (worded(size=23), "23 training examples, expected 24 by what it joined with"),
     "a loss that is NaN": (worded(loss=math.nan), "loss nan"),
