@@ -57,11 +57,15 @@ class Deployment:
         How many SuperNodes.
     share_secret
         Whether clients get a secret that the server does not have, by which they shuffle what travels.
+    node_config
+        What is added to every node's config: ``"min-group=2"``.
     """
 
-    def __init__(self, folder: Path, app: Path, nodes: int = 4, *, share_secret: bool = False) -> None:
+    def __init__(
+        self, folder: Path, app: Path, nodes: int = 4, *, share_secret: bool = False, node_config: str = ""
+    ) -> None:
         self.folder, self.app, self.nodes = folder.resolve(), app.resolve(), nodes
-        self._share_secret = share_secret
+        self._share_secret, self._node_config = share_secret, node_config
         self.keys, self.logs = self.folder / "keys", self.folder / "logs"
         programs = Path(sys.executable).parent
         self.environment = {
@@ -182,8 +186,8 @@ class Deployment:
             If it does not end well, which the exit status of ``flwr run --stream`` does not tell.
         """
         run = self.submit(settings)
-        self.flwr.follow(run)
-        status = self.flwr.status(run)
+        while not (status := self.flwr.status(run)).startswith("finished"):
+            self.flwr.follow(run)  # which may end too early, where the machine is busy
         if status != "finished:completed":
             raise DeploymentError(
                 f"run {run} ended as {status!r}; its log is above, those of the nodes are in {self.logs}"
@@ -254,6 +258,8 @@ class Deployment:
         config = f'partition-id={node} num-partitions={self.nodes} folder="{self.node_folder(node)}"'
         if self._share_secret:
             config += f' secret-file="{self.keys / "clients.secret"}"'
+        if self._node_config:
+            config += f" {self._node_config}"
         self._start(
             _node_name(node),
             "flower-supernode",

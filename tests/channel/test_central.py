@@ -114,7 +114,7 @@ def test_what_a_section_says_is_one_model_of_privacy():
 
 def test_a_network_refuses_central_privacy():
     assert check_local(None) is None
-    with pytest.raises(ConfigError, match=r'privacy\.model = "central" runs in a simulation alone'):
+    with pytest.raises(ConfigError, match=r'privacy\.model = "central" runs in a simulation alone.*"local"'):
         check_local(PRIVACY)
 
 

@@ -28,7 +28,8 @@ client = ClientApp()
 @client.train()
 def train(message: Message, context: Context) -> Message:
     """Train, and keep the answer back or spoil it if told to."""
-    folder, asked = Path(str(context.node_config["folder"])), message.content["fedclade"]["round"]
+    folder = Path(str(context.node_config["folder"]))
+    asked = message.content.config_records["fedclade"].get("round", "none")  # some questions of a sum are of no round
     reply = honest(message, context)
     if (hold := folder / f"hold-{asked}").exists():
         (folder / f"holding-{asked}").touch()

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import tomli_w
 import torch
 from credentials import make_certificates, make_node_key
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -27,6 +28,7 @@ from processes import DeploymentError, Process
 from safetensors.torch import load_file
 
 from fedclade import Run
+from fedclade.config import Config
 from fedclade.core.updates import DROPPED_OUT, TOO_LATE
 from fedclade.flower.from_config import RunConfig
 
@@ -217,7 +219,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     app.mkdir()
     shutil.copy(EXAMPLE / "pyproject.toml", app)
     shutil.copy(Path(__file__).with_name("faulty_app.py"), app / "fedclade_app.py")
-    with Deployment(folder / "it", app) as deployment:
+    with Deployment(folder / "it", app, node_config="min-group=2") as deployment:
         yield deployment
     if Path("/proc/self/environ").exists():
         eventually(lambda: not processes_of(deployment.folder))
@@ -314,3 +316,53 @@ def test_a_federation_outlives_what_befalls_its_processes(federation, tmp_path):
     assert left_out == {1: {"3": "9610 of 9610 entries are NaN or infinite"}}
     members = json.loads((out / "clients.json").read_text())["clients"]
     assert {int(client): member["node"] for client, member in members.items()} == known == federation.node_ids()
+
+
+def app_of_sums(federation: Deployment, folder: Path, algorithm: str) -> tuple[Path, Config]:
+    """Write the app with secure aggregation, one round of it; return its folder, and its config for a simulation."""
+    app = folder / "app"
+    shutil.copytree(federation.app, app)
+    project = tomllib.loads((app / "pyproject.toml").read_text())
+    config = project["tool"]["flwr"]["app"]["config"]
+    config |= {"rounds": 1, "evaluate_every": 1, "algorithm": {"name": algorithm}}
+    config["network"] |= {
+        "out": str(folder / "real"),
+        "deadline": 600.0,
+        "secure_aggregation": True,
+        "secure_fewest": 2,
+    }
+    (app / "pyproject.toml").write_text(tomli_w.dumps(project))
+    return app, RunConfig.read(run_config(app)).config
+
+
+def assert_same_models(real: Run, simulated: Run) -> None:
+    """Whole numbers of 32 bits are added up in place of floats, so there is rounding."""
+    assert real.tree.leaf_of == simulated.tree.leaf_of
+    for ours, theirs in zip(real.tree.leaves, simulated.tree.leaves, strict=True):
+        torch.testing.assert_close(ours.params, theirs.params, rtol=0, atol=1e-5)
+
+
+def test_sums_of_two_clusters_end_as_the_simulation_does(federation, tmp_path):
+    app, config = app_of_sums(federation, tmp_path, "oracle")
+    federation.flwr.follow(federation.flwr.submit(app, {}))
+    real = Run.load(tmp_path / "real")
+    assert not [event for event in real.events if event["kind"] == "left_out"]
+    assert real.tree.leaf_of == {0: 1, 2: 1, 1: 2, 3: 2}
+    assert_same_models(real, config.run(config.federation(), device="cpu"))
+
+
+def test_a_sum_outlives_a_node_that_is_killed_before_it_sends_its_update(federation, tmp_path):
+    """The others have shares of its secrets, and take its masks off; the sum is that of the three. It stays dead."""
+    app, config = app_of_sums(federation, tmp_path, "fedavg")
+    hold = federation.node_folder(3) / "hold-1"
+    hold.touch()
+    run = federation.flwr.submit(app, {})
+    eventually(hold.with_name("holding-1").exists, 480)
+    federation.kill_node(3)
+    federation.flwr.follow(run)
+    real = Run.load(tmp_path / "real")
+    (why,) = [event["clients"] for event in real.events if event["kind"] == "left_out" and event["query"] == "train"]
+    assert set(why) == {"3"}
+    assert why["3"] in (DROPPED_OUT, TOO_LATE)
+    three = config.run(config.federation().shard([0, 1, 2]), device="cpu")
+    torch.testing.assert_close(real.tree.nodes[0].params, three.tree.nodes[0].params, rtol=0, atol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,10 +81,12 @@ ALGORITHMS: dict[str, Algorithm] = {
 }
 
 
-def both(algorithm: Algorithm, model: Any = perceptron, **settings: Any) -> tuple[Run, Run]:
+def both(
+    algorithm: Algorithm, model: Any = perceptron, sizes: Sequence[int] = (60,) * 6, **settings: Any
+) -> tuple[Run, Run]:
     """Run a simulation and the same over a grid."""
     settings = {"local": LOCAL, "rounds": 4, "signature": Signature(), **settings}
-    federation = federation_of(TRUTH, [60] * len(TRUTH))
+    federation = federation_of(TRUTH, sizes)
     parts = {key: settings[key] for key in ("freeze", "personal", "adapter") if key in settings}
     there = federated(grid_of(federation, model, ALL_ALLOWED, **parts), algorithm, model, **settings)
     return simulate(algorithm, model, federation, engine="loop", device="cpu", **settings), there
@@ -113,6 +116,12 @@ def _numbers(value: Any) -> Any:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_runs_over_a_grid_as_in_a_simulation(name: str):
     same(*both(ALGORITHMS[name]))
+
+
+@pytest.mark.parametrize("name", ["rcfl", "cfl by a test", "fedavg"])
+def test_clients_have_any_number_of_examples(name: str):
+    """Equal parts leave some of them out, which the server takes no offence at."""
+    same(*both(ALGORITHMS[name], sizes=(61, 67, 71, 73, 79, 83)))
 
 
 @pytest.mark.parametrize("name", ["cfl", "fedgroup", "ifca", "ditto", "fedrc"])

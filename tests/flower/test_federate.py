@@ -12,6 +12,7 @@ from torch import nn
 
 from fedclade import LocalTraining
 from fedclade.algorithms import build_algorithm
+from fedclade.channel import CentralPrivacy
 from fedclade.core.errors import ConfigError, ModelError, UpdateError
 from fedclade.core.registry import DataSpec
 from fedclade.flower import LocalGrid, Network, federate
@@ -49,6 +50,14 @@ def test_the_oracle_needs_clients_that_tell_their_cluster():
 def test_an_algorithm_with_a_virtual_clock_runs_in_a_simulation_alone():
     with pytest.raises(ConfigError, match="FedBuff runs in a simulation alone, since it draws how long clients train"):
         federated(grid_of(federation_of(FOUR)), "fedbuff", rounds=1)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("algorithm", ["fedavg", "private_choice"])
+def test_central_privacy_is_refused_before_anybody_is_waited_for(algorithm: str, secure: bool):
+    network = Network(clients=3, wait=100.0, secure_aggregation=secure)
+    with pytest.raises(ConfigError, match=r'"central".*nobody puts noise on sums: .* single updates, or exact sums'):
+        federate(LocalGrid({}), algorithm, perceptron, network=network, privacy=CentralPrivacy(clip_norm=1.0))
 
 
 def test_server_and_clients_need_the_same_model():

@@ -231,6 +231,15 @@ def test_a_node_says_what_is_wrong_with_its_config():
     assert "unknown model" in refusal_of({"partition-id": 0}, {**RUN_CONFIG, "model.name": "mpl"})
 
 
+def test_central_privacy_is_refused_by_the_server_and_by_each_client():
+    config = {**RUN_CONFIG, "privacy.model": "central", "privacy.clip_norm": 1.0, "network.wait": 100.0}
+    config = {key: value for key, value in config.items() if not key.startswith("algorithm.")}
+    why = 'privacy.model = "central" runs in a simulation alone'
+    with pytest.raises(ConfigError, match=why):
+        server_app_from_config()(LocalGrid({}, config), Context(1, 0, {}, RecordDict(), config))
+    assert why in refusal_of({"partition-id": 0}, config)
+
+
 OWN = """
 from dataclasses import dataclass
 from torch import nn

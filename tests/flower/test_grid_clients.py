@@ -92,9 +92,9 @@ WRONG: dict[str, tuple[Change, str]] = {
     "another model": (worded(model="0" * 32), "answer of model '000000000000...0000000000000', expected '"),
     "more examples than it joined with": (
         worded(size=10**9),
-        "update from 1000000000 training examples, but the client",
+        "update from 1000000000 training examples, expected 24",
     ),
-    "fewer examples than it joined with": (worded(size=23), "23 training examples, but the client joined with 24"),
+    "fewer examples than it joined with": (worded(size=23), "23 training examples, expected 24 by what it joined with"),
     "a loss that is NaN": (worded(loss=math.nan), "loss nan"),
     "a loss that is infinite": (worded(loss=math.inf), "loss inf, expected one of at most 1e+18"),
     "a loss that sums would overflow": (worded(loss=1e300), "loss 1e+300, expected one of at most 1e+18"),

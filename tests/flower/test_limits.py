@@ -89,7 +89,7 @@ def test_a_size_is_that_of_the_introduction():
     grid = grid_of(federation_of(ONE_CLUSTER))
     spoil(grid, BAD, "train", worded(size=10**9))
     run = federated(grid, FedAvg(), rounds=1)
-    assert reasons(run) == {BAD: "update from 1000000000 training examples, but the client joined with 24"}
+    assert reasons(run) == {BAD: "update from 1000000000 training examples, expected 24 by what it joined with"}
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -10,7 +10,7 @@ from fedclade.algorithms import CFL, ReplicatedCFL
 from fedclade.flower.lying_handler import LyingHandler
 from fedclade.runs.adversaries import Adversaries
 from fedclade.tasks import Task
-from tests.flower.grids import LOCAL, app_of, federated, grid_of, node_of
+from tests.flower.grids import LOCAL, app_of, federated, grid_of, node_of, reasons
 from tests.tiny import federation_of, perceptron, task_federation
 
 FEDERATION = federation_of((0, 1, 0, 1, 0, 1))
@@ -43,6 +43,16 @@ def test_a_lie_is_the_same_as_in_a_simulation(kind, algorithm):
     assert [node.members for node in run.tree.nodes] == [node.members for node in simulated.tree.nodes]
     for mine, theirs in zip(run.tree.nodes, simulated.tree.nodes, strict=True):
         torch.testing.assert_close(mine.model, theirs.model, rtol=1e-5, atol=1e-6)
+
+
+def test_a_false_size_is_not_told_of_equal_parts_as_the_server_knows_how_large_they_are():
+    federation = federation_of((0, 1, 0, 1, 0, 1), sizes=[61] * 6)
+    grid = grid_of(federation, perceptron)
+    grid.nodes[node_of(2)].app = app_of(federation, perceptron, adversary=Adversary(kind="false_size"))
+    run = federated(grid, ReplicatedCFL(level=0.5, check_every=9), **{**SETTINGS, "rounds": 4})
+    assert reasons(run) == {}
+    (limited,) = [event for event in run.events if event["kind"] == "limited"]
+    assert (limited["round"], list(limited["clients"])) == (4, ["2"])
 
 
 def test_a_lie_begins_in_its_round():

@@ -114,8 +114,9 @@ def check_local(privacy: Mechanism | None) -> DifferentialPrivacy | ExamplePriva
     """Return the privacy of a run over a network; a ConfigError if it needs sums that only a simulation can make."""
     if isinstance(privacy, CentralPrivacy):
         raise ConfigError(
-            'privacy.model = "central" runs in a simulation alone, since over a network the server would see single '
-            'updates; set privacy.model = "local"'
+            'privacy.model = "central" runs in a simulation alone, since over a network nobody puts noise on sums: the '
+            "server would see single updates, or exact sums with network.secure_aggregation = true; set "
+            'privacy.model = "local"'
         )
     return privacy
 

@@ -67,6 +67,10 @@ class Lying(Middleware):
         early = self.adversary.kind == "sybil" and self.number < self.adversary.from_round
         return self.liars if early else frozenset()
 
+    def claims(self, this_round: Round) -> int | None:
+        """Return how many training examples adversaries say their updates are from, if not the truth."""
+        return self.adversary.claims
+
     def weights(self, sizes: Mapping[int, int]) -> Mapping[int, int]:
         """Return the numbers of training examples as clients tell them."""
         if (claims := self.adversary.claims) is None or not self.awake:
@@ -83,7 +87,7 @@ class Lying(Middleware):
         updates = self._made(query, liars, ask)
         if query.kind == "gradients" or (query.round.sends_updates and not query.is_secret):
             updates = self._lied(query, updates)
-        if (claims := self.adversary.claims) is not None:
+        if (claims := self.claims(query.round)) is not None:
             claimed = torch.tensor([client in self.awake for client in updates.ids], dtype=torch.bool)
             updates = replace(updates, sizes=updates.sizes.masked_fill(claimed, claims / parts_of(query.round)))
         return updates

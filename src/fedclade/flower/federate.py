@@ -198,6 +198,7 @@ def federate(
         If the folder holds something else or damaged, or cannot be written.
     """
     settings, network = settings_from(settings, options), network or Network()
+    check_local(settings.privacy)
     following = Callbacks(callbacks, on_round)
     path = None if folder is None else Path(folder)
     exchange = Exchange(grid, meter := Meter(), network.deadline)
@@ -213,7 +214,6 @@ def federate(
     settings = settings.completed(algorithm)
     settings.check_algorithm(algorithm, len(joined))
     settings.check_min_cluster_size(len(joined))
-    check_local(settings.privacy)
     if network.secure_aggregation:
         check_sums(settings, algorithm)
     task = settings.task.of(joined.schema)

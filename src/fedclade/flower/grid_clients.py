@@ -36,7 +36,15 @@ from fedclade.flower.exchange import AT_ONCE, Exchange
 from fedclade.flower.models_sent import ModelsSent, as_values, length_of, of_mixture, training_values
 from fedclade.flower.node_registry import NodeRegistry
 from fedclade.flower.policy import check_allowed
-from fedclade.flower.replies import Scores, UpdateReply, evaluation_of, read_scores, read_update, read_wins
+from fedclade.flower.replies import (
+    Scores,
+    UpdateReply,
+    evaluation_of,
+    examples_trained_on,
+    read_scores,
+    read_update,
+    read_wins,
+)
 from fedclade.flower.secure.rounds import secure_updates
 from fedclade.flower.secure.setting import Members, SecureAggregation
 from fedclade.flower.statistics import summed
@@ -127,7 +135,7 @@ class GridClients(Workers):
         left_out: dict[int, str] = {}
 
         def read(client: int, content: Content) -> UpdateReply:
-            size = self._registry.clients.sizes[client]
+            size = examples_trained_on(query, self._registry.clients.sizes[client])
             components = len(query.models) if query.mixture else 0
             return read_update(content, length, n_parameters, self.layout.dtype, size, expected[client], components)
 

@@ -9,12 +9,18 @@ from flwr.app import RecordDict
 from torch import nn
 
 from fedclade.channel import Adversary, Lying
-from fedclade.core import require
+from fedclade.core import Round, require
 from fedclade.data import Backdoor, Federation, LabelFlip, poisoned
 from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.keys import Key
 from fedclade.flower.wire import Content
 from fedclade.runs import Maker
+
+
+class _LyingToServer(Lying):
+    def claims(self, this_round: Round) -> int | None:
+        """Return what it says; of equal parts the truth, as a server knows how many examples it has asked for."""
+        return None if this_round.part_size else super().claims(this_round)
 
 
 class LyingHandler(ClientHandler):
@@ -33,7 +39,7 @@ class LyingHandler(ClientHandler):
             ("adversary.sleeper", adversary.sleeper, not adversary.sleeper, "false over a network; set from_round"),
         )
         self._adversary = adversary
-        self._lying = Lying(adversary, federation.ids, federation.keys)
+        self._lying = _LyingToServer(adversary, federation.ids, federation.keys)
         self._lying.begin(1)
         super().__init__(federation, model, **settings)
         self._client_side = partial(self._client_side, lying=self._lying)

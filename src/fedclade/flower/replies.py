@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedclade.channel import ENCODINGS, decode
-from fedclade.core import Evaluation, UpdateError
+from fedclade.core import Evaluation, UpdateError, UpdateQuery
 from fedclade.flower.wire import Content, shown
 from fedclade.tasks import Metric
 
@@ -41,6 +41,12 @@ def examples(content: Content, name: str) -> int:
     return count
 
 
+def examples_trained_on(query: UpdateQuery, joined_with: int) -> int:
+    """Return from how many training examples a client's update should be: equal parts leave some of them out."""
+    in_parts = query.round.replicates * query.round.part_size if query.kind == "train" else 0
+    return in_parts or joined_with
+
+
 def read_repeated(content: Content, size: int, expected: Mapping[str, Any]) -> float | None:
     """Check what an answer repeats of its query, and that it is from ``size`` training examples; return its loss.
 
@@ -50,7 +56,7 @@ def read_repeated(content: Content, size: int, expected: Mapping[str, Any]) -> f
         if (got := content.get(name, type(sent))) != sent:
             raise UpdateError(f"answer of {name} {shown(got)}, expected {sent!r}")
     if (reported := examples(content, "size")) != size:
-        raise UpdateError(f"update from {reported} training examples, but the client joined with {size}")
+        raise UpdateError(f"update from {reported} training examples, expected {size} by what it joined with")
     loss = content.get("loss", float) if "loss" in content.values else None
     if loss is not None and not abs(loss) <= LARGEST_LOSS:  # NaN is not less than anything
         raise UpdateError(f"loss {loss:g}, expected one of at most {LARGEST_LOSS:g}")

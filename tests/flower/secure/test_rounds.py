@@ -162,7 +162,7 @@ def test_garbage_for_a_masked_update_leaves_out_its_group_alone():
         ("shares", {"clients": [1, 2, 3, 9, 5]}, "shares for other clients than those that it was shown the keys of"),
         ("shares", {"ciphertexts": [b""] * 4}, "shares for other clients than those that it was shown the keys of"),
         ("shares", {"ciphertexts": [bytes(2000)] * 5}, "shares of more than 1024 bytes"),
-        ("masked", {"size": 11}, "update from 11 training examples, but the client joined with 10"),
+        ("masked", {"size": 11}, "update from 11 training examples, expected 10 by what it joined with"),
         ("masked", {"round": 2}, "answer of round 2, expected 1"),
         ("masked", {"model": "other"}, "answer of model 'other', expected"),
         ("masked", {"loss": float("nan")}, "loss nan, expected one of at most"),

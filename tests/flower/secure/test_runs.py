@@ -58,6 +58,17 @@ def test_a_run_ends_as_one_that_streams_does(algorithm: Any, settings: dict[str,
     assert_same(run, plain)
 
 
+def test_clients_have_any_number_of_examples():
+    """Those of rcfl weigh alike in rounds in which they train on equal parts, and later by their examples."""
+    settings = {"signature": Signature(kind="projected", dim=9), "rounds": 4}
+    sizes = [61, 67, 71, 73, 79, 83]
+    algorithm = ReplicatedCFL(check_every=9)
+    plain = run_of(algorithm, False, grid_of(federation_of(SIX, sizes)), stream=True, **settings)
+    run = run_of(algorithm, grid=grid_of(federation_of(SIX, sizes), config={"min-group": 2}), **settings)
+    assert reasons(run) == {}
+    assert_same(run, plain)
+
+
 class Overheard:
     """An app whose answers are noted."""
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedclade.core import ConfigError, Sums, UpdateError, UpdateQuery, Updates
 from fedclade.flower.models_sent import ModelsSent
 from fedclade.flower.policy import CLEAR_SHARE
+from fedclade.flower.replies import examples_trained_on
 from fedclade.flower.secure import adverts as advertising
 from fedclade.flower.secure.adverts import Advert
 from fedclade.flower.secure.group import BadSharesError, Group, by_row, too_small
@@ -57,10 +58,11 @@ class _Round:
         D: int,
     ) -> None:
         self._of, self._asks, self._query, self._sent, self._values = of, asks, query, sent, values
-        self._members, self._D = members, D
+        self._D, self._keys_of = D, members.keys
+        self._sizes = {client: examples_trained_on(query, size) for client, size in members.sizes.items()}
         self._left_out = {client: why for client, why in of.barred.items() if client in query.ids}
         self._replies: dict[int, MaskedReply] = {}
-        self._weights, self._limited = of.limiting.weights(members.sizes), dict[int, str]()
+        self._weights, self._limited = of.limiting.weights(self._sizes), dict[int, str]()
         dim, count = of.compared.dim, query.round.replicates
         self._parts = count if count > 1 and query.round.compares_parts else 0
         self._part_dim = int(values["dim"])
@@ -147,7 +149,7 @@ class _Round:
         def read(client: int, content: Content) -> Advert:
             masking, sealing, promise = (content.get(name, bytes) for name in ("masking", "sealing", "commitment"))
             signature = content.get("signature", bytes)
-            advert = Advert(client, masking, sealing, promise, self._members.keys[client], signature)
+            advert = Advert(client, masking, sealing, promise, self._keys_of[client], signature)
             advert.check(of[client].terms.context)
             return advert
 
@@ -184,7 +186,7 @@ class _Round:
 
         def read(client: int, content: Content) -> MaskedReply:
             expected = {**repeated, "model": self._sent.names[client]}
-            return read_masked(content, S, self._clear, dtype, self._members.sizes[client], expected)
+            return read_masked(content, S, self._clear, dtype, self._sizes[client], expected)
 
         largest = 4 * S + self._clear * dtype.itemsize
         self._replies = dict(self._ask(of, "masked", values, read, largest))
@@ -204,7 +206,7 @@ class _Round:
             if reply.clipped:
                 _log.warning("client %d had %d entries of its update clipped", client, reply.clipped)
         both = torch.tensor([self._replies[client].norms for client in ids], dtype=torch.float64)
-        sizes = torch.tensor([self._members.sizes[client] for client in ids], dtype=torch.float64)
+        sizes = torch.tensor([self._sizes[client] for client in ids], dtype=torch.float64)
         # Of one parameter and one buffer: their magnitudes are the norms that limits look at.
         said = Updates(ids=tuple(ids), sizes=sizes, losses=sizes, norms=both[:, 0], n_parameters=1, deltas=both)
         admitted = self._of.limiting.updates(self._query.select(ids), lambda _: said)  # pyright: ignore[reportArgumentType]
