@@ -220,10 +220,10 @@ def test_models_of_a_mixture_are_measured_together():
 
 
 def test_limits_of_a_run_are_those_that_are_set_or_that_lies_call_for():
-    none, all_of_them = Limits(), Limits(2.0, 20.0, 5.0)
+    none, all_of_them = Limits(), Limits(2.0, 20.0, 2.0)
     assert Aggregation().limits(untrusted=False) == none
     assert Aggregation().limits(untrusted=True) == all_of_them
-    assert Aggregation().limits(untrusted=True, largest_weight=3.0, largest_norm=9.0) == Limits(3.0, 9.0, 5.0)
+    assert Aggregation().limits(untrusted=True, largest_weight=3.0, largest_norm=9.0) == Limits(3.0, 9.0, 2.0)
     assert Aggregation().limits(untrusted=True, largest_norm=math.inf).clip_above == math.inf
     given = Aggregation(largest_weight=4.0, largest_norm=math.inf, clip_above=2.0)
     for untrusted in (False, True):
