@@ -90,10 +90,7 @@ WRONG: dict[str, tuple[Change, str]] = {
     "another purpose": (worded(purpose="attack"), "answer of purpose 'attack', expected 'train'"),
     "another question": (worded(what="gradients"), "answer of what 'gradients', expected 'train'"),
     "another model": (worded(model="0" * 32), "answer of model '000000000000...0000000000000', expected '"),
-    "more examples than it joined with": (
-        worded(size=10**9),
-        "update from 1000000000 training examples, expected 24",
-    ),
+    "more examples than it joined with": (worded(size=10**9), "update from 1000000000 training examples, expected 24"),
     "fewer examples than it joined with": (worded(size=23), "23 training examples, expected 24 by what it joined with"),
     "a loss that is NaN": (worded(loss=math.nan), "loss nan"),
     "a loss that is infinite": (worded(loss=math.inf), "loss inf, expected one of at most 1e+18"),
