@@ -24,9 +24,9 @@ CHOICE = PrivateChoice(clusters=3, rounds_before=2, sketch=28, cells=12)
 PRIVACY = CentralPrivacy(clip_norm=0.5, noise_multiplier=0.5, signature_noise=0.5, signature_epsilon=6.0)
 
 
-def run(privacy=None, federation=FEDERATION, algorithm=CHOICE, rounds=5, **more):
-    settings = {"rounds": rounds, "local": LOCAL, "engine": "stacked", "privacy": privacy, **more}
-    return simulate(algorithm, linear(), federation, **settings)
+def run(privacy=None, federation=FEDERATION, algorithm=CHOICE, rounds=5, engine="stacked", **more):
+    settings = {"privacy": privacy, **more}
+    return simulate(algorithm, linear(), federation, rounds=rounds, local=LOCAL, engine=engine, **settings)
 
 
 @cache
