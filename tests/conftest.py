@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import settings
@@ -17,6 +23,33 @@ def _cache_of_the_session(tmp_path_factory: pytest.TempPathFactory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDCLADE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_waiting_for_the_disk():
+    """Files need to outlive processes that are killed, but not the machine: thousands of them wait for no disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
+def pytest_collection_finish():
+    """Thousands of collected tests, and all that they import, live to the end: garbage is not looked for among them."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture
+def unpainted() -> Iterator[pytest.MonkeyPatch]:
+    """Figures are drawn up, but painted only once this is undone: it takes longer than the runs that they show."""
+    from matplotlib.figure import Figure
+
+    def leave_file(_: Figure, path: Path, **_options: Any) -> None:
+        path.touch()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", leave_file)
+        yield patch
 
 
 @pytest.hookimpl(tryfirst=True)

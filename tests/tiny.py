@@ -347,7 +347,7 @@ def own_models(played: Played) -> dict[int, Tensor]:
     return {client: kept[OWN_MODEL] for client in played.clients.ids if OWN_MODEL in (kept := store.latest(client))}
 
 
-def replicating(federation: Federation, module: nn.Module) -> tuple[Channel, Tensor]:
+def replicating(federation: Federation, module: nn.Module, engine: str = "loop") -> tuple[Channel, Tensor]:
     """Return the same, of whom several updates can be asked at once."""
-    clients, params = simulated(federation, module)
+    clients, params = simulated(federation, module, engine)
     return Channel(clients, Replicating(None), Unpacking()), params

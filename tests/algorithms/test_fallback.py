@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 
 import pytest
 import torch
@@ -37,6 +38,7 @@ def world():
     return federation_of(TRUTH, SIZES, seed=1)
 
 
+@cache
 def played(algorithm, rounds=9, seed=1, **options):
     clients, params = simulated(world(), linear(1))
     return play(algorithm, clients, params, rounds, spec=SPEC, seed=seed, **options)
@@ -134,6 +136,7 @@ def test_it_stays_when_clients_are_clustered_anew():
 # What it costs
 
 
+@cache
 def run_of(algorithm, model=None, **options):
     options = {"local": SPEC, "rounds": 9, "seed": 1, "engine": "loop", **options}
     return simulate(algorithm, model or linear(1), world(), **options)
@@ -161,7 +164,7 @@ def test_both_updates_are_releases_with_noise_of_their_own():
 def test_clients_keep_what_they_trained_for_their_cluster():
     algorithm = CFL(eps2=1e-3, split_rounds=(2,))
     kept, expected = (
-        run_of(dataclasses.replace(algorithm, fallback=fallback), perceptron(1), personal="head").kept
+        run_of(dataclasses.replace(algorithm, fallback=fallback), perceptron(1), personal="head", rounds=4).kept
         for fallback in (True, False)
     )
     assert all(torch.equal(kept[client]["personal"], mine["personal"]) for client, mine in expected.items())

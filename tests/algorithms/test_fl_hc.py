@@ -24,7 +24,7 @@ def test_auto_finds_the_clusters_of_digits_and_none_where_there_are_none(metric,
     """The paper: "in the iid setting, the Euclidean and cosine distance metrics correctly failed to split"."""
     federation = load_federation("digits", clients=20, shift=shift, seed=seed)
     algorithm = FLHC(rounds_before=3, metric=metric, linkage=linkage, threshold="auto")
-    run = simulate(algorithm, "mlp", federation, local=LOCAL, rounds=4, seed=seed, engine="loop", evaluate_every=4)
+    run = simulate(algorithm, "mlp", federation, local=LOCAL, rounds=4, seed=seed, engine="stacked", evaluate_every=4)
     assert run.summary["clusters"]["found"] == found
     assert run.summary["clusters"]["ari"] == (None if found == 1 else 1.0)
 

@@ -46,7 +46,7 @@ def test_the_models_are_those_of_a_round_of_local_training():
 
 
 def test_where_sharing_is_better_nobody_keeps_a_model():
-    clients, params = replicating(ALIKE, linear())
+    clients, params = replicating(ALIKE, linear(), "stacked")
     assert OURS.keepers(play(OURS, clients, params, 6, spec=LONG).states[-1]) == ()
 
 
@@ -73,7 +73,7 @@ def test_without_validation_data_it_is_said_what_to_set():
 @pytest.mark.parametrize("keeps", [True, False])
 def test_a_run_has_the_models_of_those_that_are_served_with_theirs_alone(keeps, tmp_path):
     federation = DIFFERENT if keeps else ALIKE
-    run = simulate(OURS, linear(), federation, local=SPEC if keeps else LONG, rounds=2, engine="loop")
+    run = simulate(OURS, linear(), federation, local=SPEC if keeps else LONG, rounds=2, engine="stacked")
     assert set(run.kept) == (set(federation.ids) if keeps else set())
     assert run.summary.get("own_models", 0) == len(run.kept)
     shown = StringIO()

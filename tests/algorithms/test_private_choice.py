@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 
-from fedclade import ConfigError, LocalTraining, RunInterrupted, simulate
+from fedclade import ConfigError, LocalTraining, Run, RunInterrupted, simulate
 from fedclade.algorithms import PrivateChoice
 from fedclade.channel import CentralPrivacy
 from fedclade.channel.faults import Faults
@@ -22,8 +24,15 @@ CHOICE = PrivateChoice(clusters=3, rounds_before=2, sketch=28, cells=12)
 PRIVACY = CentralPrivacy(clip_norm=0.5, noise_multiplier=0.5, signature_noise=0.5, signature_epsilon=6.0)
 
 
-def run(privacy=None, federation=FEDERATION, algorithm=CHOICE, rounds=5, **more):
-    return simulate(algorithm, linear(), federation, rounds=rounds, local=LOCAL, engine="loop", privacy=privacy, **more)
+def run(privacy=None, federation=FEDERATION, algorithm=CHOICE, rounds=5, engine="stacked", **more):
+    settings = {"privacy": privacy, **more}
+    return simulate(algorithm, linear(), federation, rounds=rounds, local=LOCAL, engine=engine, **settings)
+
+
+@cache
+def plain() -> Run:
+    """Return the run that others are compared with."""
+    return run(stream=False)
 
 
 def members(made) -> set[tuple[int, ...]]:
@@ -83,7 +92,7 @@ def test_under_very_much_noise_there_are_still_as_many_centres():
 
 
 def test_without_privacy_it_finds_the_true_clusters():
-    made = run()
+    made = plain()
     assert made.summary["clusters"]["ari"] == 1.0
     assert "privacy" not in made.summary
     assert [row["phase"] for row in made.metric_rows] == ["train", "train", "cluster", "train", "train"]
@@ -95,8 +104,10 @@ def test_without_noise_it_is_its_literal_twin():
         *(as_numpy(start), FEDERATION, linear(), LOCAL),
         **{"k": 3, "rounds_before": 2, "R": 28, "B": 12, "seed": 0, "rounds": 5},
     )
-    for number, expected in enumerate(twin, start=1):
-        leaves = [leaf for leaf in run(rounds=number).tree.leaves if leaf.members]
+    trees = []
+    run(engine="loop", on_round=lambda _, tree: trees.append(tree))
+    for tree, expected in zip(trees, twin, strict=True):
+        leaves = [leaf for leaf in tree.leaves if leaf.members]
         assert [list(leaf.members) for leaf in leaves] == expected.clusters
         for leaf, model in zip(leaves, expected.models, strict=True):
             assert as_numpy(leaf.params) == pytest.approx(model, abs=1e-5)
@@ -104,7 +115,9 @@ def test_without_noise_it_is_its_literal_twin():
 
 
 def test_clusters_begin_at_the_joint_model_and_go_on_by_themselves():
-    before, at, after = (run(rounds=rounds).tree for rounds in (2, 3, 4))
+    trees = []
+    run(rounds=4, on_round=lambda _, tree: trees.append(tree))
+    _, before, at, after = trees
     assert all(torch.equal(leaf.params, before.nodes[0].params) for leaf in at.leaves)
     assert len({tuple(leaf.params.tolist()) for leaf in after.leaves}) == 3
 
@@ -112,12 +125,12 @@ def test_clusters_begin_at_the_joint_model_and_go_on_by_themselves():
 def test_it_does_not_depend_on_what_clients_are_called():
     """But for rounding: sums add the same in another order."""
     new = {old: 100 - old for old in range(len(TRUTH))}
-    one, other = run(), run(federation=renamed(FEDERATION, new))
+    one, other = plain(), run(federation=renamed(FEDERATION, new))
     assert {tuple(sorted(new[c] for c in cluster)) for cluster in members(one)} == members(other)
 
 
 def test_a_stream_finds_the_same_clusters():
-    assert members(run(stream=True)) == members(run(stream=False))
+    assert members(run(stream=True)) == members(plain())
 
 
 def test_under_privacy_all_releases_are_composed():

@@ -53,7 +53,7 @@ def ran(name: str, options: dict[str, Any], truth: list[int] = TRUTH, **settings
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "fedrc"])
 def test_it_runs_on_numbers(name: str):
-    run = ran(name, OPTIONS.get(name, {}))
+    run = ran(name, OPTIONS.get(name, {}), local=LocalTraining(batch_size=8, lr=0.1))
     first, last = run.metric_rows[0], run.metric_rows[-1]
     assert math.isfinite(last["mae_mean"])
     assert last["mae_mean"] < first["mae_mean"] or last["train_loss"] < first["train_loss"]

@@ -138,7 +138,7 @@ def test_the_model_moves_by_the_mean_of_all_parts_alike():
 
 def test_clusters_are_found_in_the_first_rounds():
     truth = [0, 1, 2, 3] * 4
-    clients, params = replicating(federation_of(truth, [60] * 16), linear())
+    clients, params = replicating(federation_of(truth, [60] * 16), linear(), "stacked")
     run = play(ReplicatedCFL(check_every=3), clients, params, EARLY, spec=SPEC)
     assert clusters_of(run.states[-1]) == {frozenset(range(k, 16, 4)) for k in range(4)}
     ((number, event),) = told(run, "regrouped")
@@ -151,7 +151,7 @@ def test_clusters_are_found_in_the_first_rounds():
 
 @pytest.mark.parametrize("truth", [(0, 1), (0, 0, 1, 1), (0, 0, 0, 0, 0, 1), (0, 0, 1, 1, 2, 2, 3, 3)], ids=str)
 def test_few_clients_and_single_clients_are_told_apart(truth):
-    clients, params = replicating(federation_of(truth, [90] * len(truth)), linear())
+    clients, params = replicating(federation_of(truth, [90] * len(truth)), linear(), "stacked")
     state = play(ReplicatedCFL(), clients, params, EARLY, spec=SPEC).states[-1]
     assert clusters_of(state) == {frozenset(i for i, k in enumerate(truth) if k == label) for label in truth}
 
@@ -261,7 +261,7 @@ def test_who_does_not_answer_waits_and_joins_with_its_next_update():
 
 
 def test_a_client_with_one_example_is_in_no_part_and_joins_later():
-    clients, params = replicating(federation_of([0, 1] * 6, [60] * 11 + [1]), linear())
+    clients, params = replicating(federation_of([0, 1] * 6, [60] * 11 + [1]), linear(), "stacked")
     run = play(ReplicatedCFL(check_every=3), clients, params, EARLY + 1, spec=SPEC)
     in_parts, alone = run.clients.asked("train", 1)
     assert in_parts.ids == tuple(range(11))
@@ -309,7 +309,7 @@ def test_renaming_clients_changes_nothing_but_names():
     new_ids = {i: (5 * i + 3) % 12 + 100 for i in range(12)}
     trees = []
     for each in (federation, renamed(federation, new_ids)):
-        clients, params = replicating(each, linear())
+        clients, params = replicating(each, linear(), "stacked")
         trees.append(play(ReplicatedCFL(check_every=3), clients, params, EARLY + 1, spec=SPEC).states[-1])
     assert clusters_of(trees[1]) == {frozenset(new_ids[i] for i in cluster) for cluster in clusters_of(trees[0])}
     assert len(clusters_of(trees[0])) == 2
@@ -369,7 +369,7 @@ def test_clients_that_hold_copies_of_their_examples_are_not_parted_for_that():
     for seed in (0, 3, 6):
         federation = federation_of([0] * 8, [80] * 8, seed=seed)
         copied = [replace(client, train=np.tile(client.train, 4)) for client in federation.clients]
-        clients, params = replicating(replace(federation, clients=tuple(copied)), linear())
+        clients, params = replicating(replace(federation, clients=tuple(copied)), linear(), "stacked")
         run = play(ReplicatedCFL(), clients, params, EARLY, spec=spec)
         assert clusters_of(run.states[-1]) == {frozenset(range(8))}
 

@@ -16,7 +16,7 @@ TESTED = CFL(criterion="replicated")
 
 
 def played(truth, rounds, *, algorithm=TESTED, size=90, **options):
-    clients, params = replicating(federation_of(truth, [size] * len(truth)), linear())
+    clients, params = replicating(federation_of(truth, [size] * len(truth)), linear(), "stacked")
     return play(algorithm, clients, params, rounds, spec=SPEC, **options)
 
 
@@ -89,7 +89,7 @@ def test_with_some_of_the_clients_all_members_are_asked_once_and_halves_as_much_
 
 def test_a_split_by_halves_leaves_its_children_to_halves():
     """Their parent has learnt examples by heart, so that parts of one client would be alike for that."""
-    clients, params = replicating(federation_of([0] * 8 + [1] * 8, [90] * 16), linear())
+    clients, params = replicating(federation_of([0] * 8 + [1] * 8, [90] * 16), linear(), "stacked")
     run = play(FedAvg(), clients, params, 5, spec=SPEC)
     state, asked = TESTED.init(run.states[-1].tree.nodes[0].params, clients), list[int]()
     for number in range(6, 11):

@@ -106,7 +106,7 @@ CLIENTS = st.dictionaries(st.integers(0, 9), st.dictionaries(st.sampled_from([0.
 
 
 @given(CLIENTS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_what_a_run_states_is_at_least_what_each_client_spent(of_clients):
     told = PRIVACY.spent(of_clients, 3)
     each = [PRIVACY.epsilon(rates) for rates in of_clients.values()]
@@ -229,21 +229,23 @@ def test_steps_are_counted_that_are_taken(monkeypatch):
         return sample(self)
 
     monkeypatch.setattr(Draws, "sample", counted)
-    run = run_of(client_fraction=0.5, engine="loop")
+    brief = LocalTraining(epochs=1, batch_size=10)
+    run = run_of(client_fraction=0.5, engine="loop", local=brief)
     steps = Counter[float]()
     for event in run.events:
         if event["kind"] == "stepped":
             steps[event["rate"]] += sum(event["clients"].values())
     assert taken == steps
     taken.clear()
-    run = run_of(ReplicatedCFL(), federation=federation_of(TRUTH, [48] * 8), rounds=2, engine="loop")  # quarters of 12
+    federation = federation_of(TRUTH, [48] * 8)  # quarters of 12
+    run = run_of(ReplicatedCFL(), federation=federation, rounds=2, engine="loop", local=brief)
     stepped = [event for event in run.events if event["kind"] == "stepped"]
     assert {event["rate"] for event in stepped} == {10 / 12} == set(taken)
     assert sum(sum(event["clients"].values()) for event in stepped) * 4 == sum(taken.values())
 
 
 def test_engines_give_the_run_of_the_loop():
-    runs = [run_of(CFL(), engine=engine) for engine in ("loop", "stacked", "vmap")]
+    runs = [run_of(CFL(), engine=engine, rounds=2) for engine in ("loop", "stacked", "vmap")]
     for one, other in pairwise(runs):
         torch.testing.assert_close(one.tree.nodes[0].params, other.tree.nodes[0].params, rtol=1e-3, atol=1e-5)
         assert one.summary["privacy"] == other.summary["privacy"]

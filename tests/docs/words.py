@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
+from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from itertools import pairwise
@@ -104,10 +105,23 @@ def check_settings(name: str, changes: Sequence[str], scale: str | None = None) 
         check_config(raw)
         return
     for path in find_configs(name) if scale is not None or not Path(name).suffix else [find_config(name)]:
-        if is_scenario(path):
-            read_scenarios(path, changes, scale)
-        else:
-            read_config(path, changes)
+        check_file(path, tuple(changes), scale)
+
+
+def check_file(path: Path, changes: tuple[str, ...], scale: str | None) -> None:
+    """Check a file, and one of the repository, of which several pages tell, once."""
+    (check_once if path.resolve().is_relative_to(ROOT) else read_all)(path.resolve(), changes, scale)
+
+
+def read_all(path: Path, changes: tuple[str, ...], scale: str | None) -> None:
+    """Read the configs of a file."""
+    if is_scenario(path):
+        read_scenarios(path, changes, scale)
+    else:
+        read_config(path, changes)
+
+
+check_once = cache(read_all)
 
 
 def check_make(arguments: Sequence[str]) -> None:

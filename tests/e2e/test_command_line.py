@@ -24,6 +24,8 @@ from fedclade.config import Config, check_config
 from fedclade.config.scenario import read_scenario
 from fedclade.config.toml_files import find_configs
 
+pytestmark = pytest.mark.usefixtures("unpainted")
+
 
 class Outcome(NamedTuple):
     code: int
@@ -119,7 +121,10 @@ def test_export_writes_a_model_and_its_cards(fedclade: Callable[..., Outcome], s
         assert told in outcome.err
 
 
-def test_run_writes_the_whole_run_folder(fedclade: Callable[..., Outcome], small: str, tmp_path: Path):
+def test_run_writes_the_whole_run_folder(
+    fedclade: Callable[..., Outcome], small: str, tmp_path: Path, unpainted: pytest.MonkeyPatch
+):
+    unpainted.undo()
     outcome = fedclade("run", small, "--out", "result")
     assert outcome.code == 0, outcome.err
     assert "run folder: result" in outcome.out
@@ -140,7 +145,10 @@ def test_run_writes_the_whole_run_folder(fedclade: Callable[..., Outcome], small
     }
 
 
-def test_a_dendrogram_is_drawn_from_the_run_folder_alone(fedclade: Callable[..., Outcome], tmp_path: Path):
+def test_a_dendrogram_is_drawn_from_the_run_folder_alone(
+    fedclade: Callable[..., Outcome], tmp_path: Path, unpainted: pytest.MonkeyPatch
+):
+    unpainted.undo()
     fl_hc = SMALL.replace('name = "cfl"\neps2 = 0.4', 'name = "fl_hc"\nrounds_before = 1\nn_clusters = 2')
     (tmp_path / "fl_hc.toml").write_text(fl_hc)
     outcome = fedclade("run", "fl_hc.toml", "--out", "result")
@@ -508,13 +516,20 @@ def test_fedgroup_runs_reports_and_compares(fedclade: Callable[..., Outcome], tm
     assert all(label in outcome.out for label in ("fedgroup", "fedgrouprox", "fedavg"))
 
 
+PAINTED = ("fedavg", "fl_hc", "ifca", "fedem")
+"""One for each kind of figures: of one model, with a dendrogram, of several models from the start, and of mixtures."""
+
+
 @pytest.mark.parametrize("algorithm", sorted(set(ALGORITHMS) - {"cfl", "fedbn"}))
 def test_every_algorithm_runs_by_its_name_and_can_be_looked_at(
-    fedclade: Callable[..., Outcome], small: str, algorithm: str
+    fedclade: Callable[..., Outcome], small: str, algorithm: str, unpainted: pytest.MonkeyPatch
 ):
+    """The figures that a run ends with are those that its report draws anew, and may paint."""
     config = SMALL.replace('name = "cfl"\neps2 = 0.4', f'name = "{algorithm}"')
     Path(small).write_text(config.replace('name = "mclr"', 'name = "mlp"\nhidden = 8'))
     for command in (("run", small, "--out", "result"), ("report", "result"), ("tree", "result"), ("cite", algorithm)):
+        if command[0] == "report" and algorithm in PAINTED:
+            unpainted.undo()
         if command[0] != "cite" or algorithm not in ("local", "oracle"):
             outcome = fedclade(*command)
             assert outcome.code == 0, outcome.err

@@ -142,7 +142,7 @@ def check(state: State) -> None:
     attended=st.booleans(),
 )
 def test_whoever_answers_no_client_is_lost_and_no_model(algorithm, present, seed, fraction, min_clients, attended):
-    clients, params = replicating(federation_of(TRUTH, seed=1), linear(1))
+    clients, params = replicating(federation_of(TRUTH, seed=1), linear(1), "stacked")
     flaky = Flaky(clients, present, seed)
     world = Attended(flaky) if attended else flaky
     if algorithm.initial_models > 1:

@@ -57,7 +57,7 @@ WAYS = {
 
 
 def run_of(algorithm, folder: Path, **settings) -> None:
-    settings = {"local": LocalTraining(batch_size=10), "engine": "loop"} | settings
+    settings = {"local": LocalTraining(batch_size=12), "engine": "loop"} | settings
     model = settings.pop("model", lambda seed: perceptron(seed))
     simulate(algorithm, model, FEDERATION, folder=folder, **settings)
 
