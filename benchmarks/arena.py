@@ -188,8 +188,9 @@ def costs(lines: Sequence[Line]) -> str:
 def cost_of(lines: Sequence[Line], method: str) -> tuple[str, str]:
     """Return the mean seconds and megabytes of a method's runs, or nothing."""
     mine = [line for line in lines if line["method"] == method]
-    seconds, megabytes = [line["seconds"] for line in mine], [line["megabytes"] for line in mine]
-    return (f"{mean(seconds):.0f}", f"{mean(megabytes):.1f}") if mine else ("", "")
+    seconds = [line["seconds"] for line in mine if line["seconds"] is not None]  # not of runs that stood still
+    megabytes = [line["megabytes"] for line in mine]
+    return (f"{mean(seconds):.0f}" if seconds else "", f"{mean(megabytes):.1f}" if megabytes else "")
 
 
 def printed(lines: Sequence[Line]) -> str:

@@ -225,6 +225,7 @@ def test_limits_of_a_run_are_those_that_are_set_or_that_lies_call_for():
     assert Aggregation().limits(untrusted=True) == all_of_them
     assert Aggregation().limits(untrusted=True, largest_weight=3.0, largest_norm=9.0) == Limits(3.0, 9.0, 2.0)
     assert Aggregation().limits(untrusted=True, largest_norm=math.inf).clip_above == math.inf
+    assert Aggregation(rule="median").limits(untrusted=True) == Limits(2.0, 20.0, math.inf), "it stands out less"
     given = Aggregation(largest_weight=4.0, largest_norm=math.inf, clip_above=2.0)
     for untrusted in (False, True):
         assert given.limits(untrusted=untrusted) == Limits(4.0, math.inf, 2.0)

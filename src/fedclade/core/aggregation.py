@@ -61,7 +61,8 @@ class Aggregation:
     clip_above
         One that is more than so many times as long is shortened to that. Infinity is no limit; ``auto`` is none in a
         simulation whose clients are all honest. Where some may lie it is 2, 20 and 2; over a network the first two are
-        those of the ``[network]`` section. Without a largest norm, ``auto`` clips nothing.
+        those of the ``[network]`` section. Without a largest norm, ``auto`` clips nothing, nor with a robust rule: a lie
+        that is shortened stands out less.
 
     Raises
     ------
@@ -104,7 +105,7 @@ class Aggregation:
         auto = (largest_weight, largest_norm) if untrusted else (math.inf, math.inf)
         weight = auto[0] if isinstance(self.largest_weight, str) else self.largest_weight
         norm = auto[1] if isinstance(self.largest_norm, str) else self.largest_norm
-        clip = CLIP_ABOVE if untrusted and math.isfinite(norm) else math.inf
+        clip = CLIP_ABOVE if untrusted and not self.is_robust and math.isfinite(norm) else math.inf
         return Limits(weight, norm, clip if isinstance(self.clip_above, str) else self.clip_above)
 
     @property
