@@ -18,7 +18,7 @@ from tests.docs.blocks import ROOT, text_of
 
 DOCS = ROOT / "docs"
 LONGEST = 26_000
-"""Words of all pages together, bars of tables not counted, but for those of methods, of which there may be ever more."""
+"""Words of all pages together, without bars of tables, but for those of methods, of which there may be ever more."""
 
 LONGEST_METHOD = 250
 """Words of a method's page, its pseudo-code among them."""

@@ -61,8 +61,8 @@ class Aggregation:
     clip_above
         One that is more than so many times as long is shortened to that. Infinity is no limit; ``auto`` is none in a
         simulation whose clients are all honest. Where some may lie it is 2, 20 and 2; over a network the first two are
-        those of the ``[network]`` section. Without a largest norm, ``auto`` clips nothing, nor with a robust rule: a lie
-        that is shortened stands out less.
+        those of the ``[network]`` section. Without a largest norm, ``auto`` clips nothing, nor with a robust rule: a
+        lie that is shortened stands out less.
 
     Raises
     ------
