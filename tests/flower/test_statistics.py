@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from flwr.app import RecordDict
 
 from fedclade import Federation, Run, RunError, Task, assign, federation, simulate
 from fedclade.channel import Budget, DifferentialPrivacy
-from fedclade.core import Statistics, UpdateError
+from fedclade.core import Aggregation, Statistics, UpdateError
 from fedclade.core.errors import ConfigError
 from fedclade.flower import LocalGrid, LocalNode, client_app
 from fedclade.flower.clients_file import CLIENTS
@@ -26,7 +27,10 @@ from tests.flower.grids import LOCAL, Spoilt, federated, housed, network_of, nod
 
 NAMES = "abcd"
 BALANCED = Task("binary", class_weights="balanced")
-BOTH: dict[str, Any] = {"task": BALANCED, "local": LOCAL, "rounds": 3}
+UNCLIPPED = Aggregation(clip_above=math.inf)
+"""A simulation of honest clients clips nothing; one of these four sends more than twice as much as the median."""
+
+BOTH: dict[str, Any] = {"task": BALANCED, "local": LOCAL, "rounds": 3, "aggregate": UNCLIPPED}
 UNWEIGHTED: dict[str, Any] = {**BOTH, "task": "binary"}
 
 
