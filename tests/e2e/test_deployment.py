@@ -280,7 +280,8 @@ def run_config(app: Path) -> dict[str, bool | float | int | str]:
 def test_a_federation_outlives_what_befalls_its_processes(federation, tmp_path):
     """In round 1 a client answers NaN, and another is killed; in round 2 the server is. A stranger wants to join."""
     out, settings = tmp_path / "run", {**SPLITS_IN_2, "network.out": str(tmp_path / "run")}
-    (federation.node_folder(3) / "spoil-1").touch()
+    spoil = federation.node_folder(3) / "spoil-1"
+    spoil.touch()
     held = [federation.node_folder(1) / "hold-1", federation.node_folder(2) / "hold-2"]
     for file in held:
         file.touch()
@@ -305,6 +306,7 @@ def test_a_federation_outlives_what_befalls_its_processes(federation, tmp_path):
     held[1].unlink()
     federation.flwr.stop(first)
     federation.run(settings)
+    spoil.unlink()
 
     run = Run.load(out)
     assert run.tree.leaf_of == {0: 1, 2: 1, 1: 2, 3: 2}
