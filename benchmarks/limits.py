@@ -32,7 +32,7 @@ import torch
 
 from fedclade.channel import Limiting, Middleware
 from fedclade.config import Config, read_scenario
-from fedclade.core import Ask, ConfigError, Limits, UpdateQuery, Updates, row_norms
+from fedclade.core import Aggregation, Ask, ConfigError, Limits, UpdateQuery, Updates, row_norms
 from fedclade.data import Federation
 from fedclade.runs import Run
 
@@ -177,9 +177,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--data", choices=("digits", "mnist"), default="digits")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--weight", type=float, default=2.0, help="largest_weight")
-    parser.add_argument("--norm", type=float, default=20.0, help="largest_norm")
-    parser.add_argument("--clip", type=float, default=5.0, help="clip_above")
+    default = Aggregation().limits(untrusted=True)
+    parser.add_argument("--weight", type=float, default=default.largest_weight, help="largest_weight")
+    parser.add_argument("--norm", type=float, default=default.largest_norm, help="largest_norm")
+    parser.add_argument("--clip", type=float, default=default.clip_above, help="clip_above")
     parser.add_argument("--attack", type=float, help="so many times its update is what the first client sends")
     parser.add_argument("--claim", type=int, default=0, help="so many examples it says it has; 0: as it is")
     parsed = parser.parse_args()

@@ -34,6 +34,7 @@ from flwr.app import Context, RecordDict
 from network_liars_app import answer, server
 
 from fedclade import Federation, Run, load_federation
+from fedclade.core.tables import flat
 from fedclade.flower import LocalGrid, LocalNode
 from fedclade.report.comparison_files import markdown_table
 
@@ -111,10 +112,7 @@ class OneProcess:
     def __init__(self, folder: Path, app: Path, clients: int) -> None:
         self._folder = folder
         sections = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
-        self._config = {key: value for key, value in sections.items() if not isinstance(value, dict)}
-        for section, values in sections.items():
-            if section not in self._config:
-                self._config |= {f"{section}.{key}": value for key, value in values.items()}
+        self._config = flat(sections)
         self._nodes = {100 + k: {"partition-id": k, "folder": str(self.node_folder(k))} for k in range(clients)}
 
     def node_folder(self, node: int) -> Path:

@@ -47,6 +47,8 @@ NO_LIMITS = Aggregation(largest_weight=math.inf, largest_norm=math.inf, clip_abo
 METHODS: Mapping[str, tuple[type[Algorithm], Mapping[str, Any], Aggregation]] = {
     "rcfl": (ReplicatedCFL, {}, Aggregation()),
     "rcfl, geometric median": (ReplicatedCFL, {}, Aggregation(rule="geometric_median")),
+    "rcfl, clipped at 5": (ReplicatedCFL, {}, Aggregation(clip_above=5.0)),
+    "rcfl, clipped geometric median": (ReplicatedCFL, {}, Aggregation(rule="geometric_median", clip_above=2.0)),
     "cfl": (CFL, {"eps1": "auto", "eps2": 0.75}, Aggregation()),
     "fl_hc": (FLHC, {"rounds_before": 5, "metric": "l2", "linkage": "ward"}, Aggregation()),
     "fedgroup": (FedGroup, {"groups": CLUSTERS, "pretrain_scale": 1}, Aggregation()),

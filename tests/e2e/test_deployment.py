@@ -29,6 +29,7 @@ from safetensors.torch import load_file
 
 from fedclade import Run
 from fedclade.config import Config
+from fedclade.core.tables import flat
 from fedclade.core.updates import DROPPED_OUT, TOO_LATE
 from fedclade.flower.from_config import RunConfig
 
@@ -272,9 +273,7 @@ def test_a_key_is_registered_once_and_a_key_that_is_none_is_refused(federation, 
 
 def run_config(app: Path) -> dict[str, bool | float | int | str]:
     """Return the run config of an app, as Flower gives it to a ServerApp."""
-    sections = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    flat = {key: value for key, value in sections.items() if not isinstance(value, dict)}
-    return flat | {f"{s}.{key}": value for s, keys in sections.items() if s not in flat for key, value in keys.items()}
+    return flat(tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"])
 
 
 def test_a_federation_outlives_what_befalls_its_processes(federation, tmp_path):
