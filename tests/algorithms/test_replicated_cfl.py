@@ -76,11 +76,13 @@ class Groups(ScriptedClients):
         return torch.eye(40)[self.group(client)] * 4 + self.noise * torch.randn(40, generator=draw)
 
 
-def groups(*changes: tuple[int, str], silent=()) -> Groups:
-    """Return 16 clients, and the digits of their groups from each round on."""
+def groups(*changes: tuple[int, str], silent=(), examples=9) -> Groups:
+    """Return clients by the digits of their groups from each round on."""
     by_round = {start: tuple(map(int, digits)) for start, digits in changes}
-    everybody = range(16)
-    return Groups(dict.fromkeys(everybody, [0.0] * 40), dict.fromkeys(everybody, 9), groups=by_round, silent=silent)
+    everybody = range(len(changes[0][1]))
+    return Groups(
+        dict.fromkeys(everybody, [0.0] * 40), dict.fromkeys(everybody, examples), groups=by_round, silent=silent
+    )
 
 
 def played(clients, rounds, **options):
@@ -154,6 +156,62 @@ def test_few_clients_and_single_clients_are_told_apart(truth):
     clients, params = replicating(federation_of(truth, [90] * len(truth)), linear(), "stacked")
     state = play(ReplicatedCFL(), clients, params, EARLY, spec=SPEC).states[-1]
     assert clusters_of(state) == {frozenset(i for i, k in enumerate(truth) if k == label) for label in truth}
+
+
+def test_few_clients_that_went_apart_are_looked_into_once_more():
+    run = played(groups((1, "00000011"), (EARLY + 1, "00111122"), examples=40), EARLY + 2)
+    assert clusters_of(run.states[EARLY]) == {frozenset(range(6)), frozenset({6, 7})}
+    assert clusters_of(run.states[EARLY + 1]) == {frozenset({0, 1}), frozenset({2, 3, 4, 5}), frozenset({6, 7})}
+    whole, parted = run.logs[EARLY].events
+    assert (parted.kind, parted.node, parted.level) == ("regrouped", 2, 0.01)
+    assert sorted(parted.clusters) == [(0, 1), (2, 3, 4, 5)]
+    assert (whole.kind, whole.node, whole.clusters) == ("tested", 1, ((6, 7),))
+    (training,) = run.clients.asked("train", EARLY + 1)
+    assert training.round.replicates == 4, "it costs no more training"
+    (training,) = run.clients.asked("train", EARLY + 2)
+    assert training.round.replicates == 1
+
+
+def test_what_a_second_look_finds_goes_on_from_its_cluster_and_is_known_by_the_updates_of_the_first():
+    run = played(groups((1, "00000011"), (EARLY + 1, "00111122"), examples=40), EARLY + 1)
+    first, tree = run.states[EARLY].tree, run.states[-1].tree
+    root, was = first.nodes[0], {node: first.nodes[node] for node in (1, 2)}
+    assert (tree.nodes[0].split_in, tree.nodes[0].params.tolist()) == (EARLY, root.params.tolist())
+    deltas = torch.stack(
+        [
+            torch.stack([run.clients.clients.delta(client, EARLY + 1, part) for part in range(4)]).mean(0)
+            for client in range(8)
+        ]
+    )
+    moved = {node: leaf.params + deltas[list(leaf.members)].mean(0) for node, leaf in was.items()}
+    joint = (2 * moved[1] + 6 * moved[2]) / 8
+    pull = {1: 0.1 * 0.9, 2: 0.1 * 0.9, 3: 0.1}  # new clusters share a tenth of the way
+    for leaf in tree.leaves:
+        parent = 1 if 6 in leaf.members else 2
+        torch.testing.assert_close(leaf.params, moved[parent] + pull[leaf.id] * (joint - moved[parent]))
+        rows = [was[parent].members.index(client) for client in leaf.members]
+        assert torch.equal(leaf.cached, was[parent].cached[rows])
+    assert [leaf.born for leaf in tree.leaves] == [EARLY - 1, EARLY - 1, EARLY]
+
+
+@pytest.mark.parametrize(
+    ("digits", "options"),
+    [("0000000011111111", {}), ("00000000", {}), ("00000011", {"fraction": 0.5})],
+    ids=["many clients", "one cluster", "a part of the clients"],
+)
+def test_nobody_looks_a_second_time(digits, options):
+    run = played(groups((1, digits), examples=40), EARLY + 1, **options)
+    assert all(call.round.replicates == 1 for call in run.clients.asked("train", EARLY + 1))
+
+
+def test_a_second_look_at_too_few_answers_decides_nothing():
+    clients = groups((1, "00000011"), (EARLY + 1, "00111122"), examples=40)
+    algorithm, first = ReplicatedCFL(check_every=3), played(clients, EARLY)
+    state, log = algorithm.step(first.states[-1], range(8), clients, Round(EARLY + 1, SPEC, min_clients=3))
+    events = [(event.kind, event.node) for event in log.events]
+    assert ("regrouped", 2) in events
+    assert ("postponed", 1) in events
+    assert clusters_of(state) == {frozenset({0, 1}), frozenset({2, 3, 4, 5}), frozenset({6, 7})}
 
 
 def test_new_clusters_go_on_from_the_joint_model_and_keep_the_updates_that_they_were_found_by():

@@ -23,6 +23,7 @@ from fedclade.clustering import (
     views_of,
 )
 from fedclade.clustering.dendrograms import Dendrograms
+from fedclade.clustering.part_similarity import improved
 from tests.reference import part_test as written_out
 
 
@@ -53,6 +54,36 @@ def test_similarity_prunings_and_statistic_are_as_written_out(seed):
         labels = trees.labels(cost)
         gained = gain_by_parts(similar, labels, cost) * 6 + one - cost  # of k clusters at k costs
         assert gained == pytest.approx(written_out.best(similar, cost))
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("cost", [0.0, 0.1, 0.4])
+def test_single_clients_move_until_no_move_makes_the_partition_worth_more(seed, cost):
+    similar = client_similarity(part_similarity(parts_of([0, 0, 0, 0, 1, 1, 1, 2, 2], 3, 3.0, seed)), 3)
+
+    def worth(labels) -> float:
+        clusters = [np.flatnonzero(labels == k).tolist() for k in np.unique(labels)]
+        return written_out.worth(similar, clusters) - cost * len(clusters)
+
+    start = np.random.default_rng(seed).integers(0, 3, 9)
+    _, start = np.unique(start, return_inverse=True)
+    labels = improved(similar, start, cost)
+    assert worth(labels) >= worth(start)
+    for client in range(9):
+        for cluster in np.unique(labels):
+            other = labels.copy()
+            other[client] = cluster
+            assert worth(other) <= worth(labels) + 1e-8
+
+
+def test_a_client_that_linkage_put_into_the_wrong_branch_moves():
+    """Client 5 is most like client 0, but more like its own cluster on average."""
+    similar = np.full((6, 6), 0.0)
+    similar[:3, :3] = similar[3:, 3:] = 0.5
+    similar[5, 0] = similar[0, 5] = 0.8
+    wrong = np.array([0, 0, 0, 1, 1, 0])
+    assert improved(similar, wrong, 0.1).tolist() == [0, 0, 0, 1, 1, 1]
+    assert wrong.tolist() == [0, 0, 0, 1, 1, 0], "what was given stays as it was"
 
 
 def test_dendrograms_made_together_are_those_made_one_by_one(monkeypatch):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
+import torch
 
 from fedclade import (
     CFL,
@@ -145,6 +147,15 @@ def test_clusters_found_anew_are_a_split_if_one_is_new():
     assert splits_of(tree, tree, [event]) == [], "clients only moved"
     alone = ParameterTree.root_only(range(12), tree.nodes[0].params)
     assert splits_of(alone, tree, [event]) == [(0, split.children, event)]
+
+
+def test_clusters_that_go_apart_further_in_one_round_are_a_split_each():
+    before = ParameterTree.star([(0, 1), (2, 3)], torch.zeros(1))
+    after = ParameterTree.star([(0,), (2,), (1,), (3,)], torch.zeros(1))
+    first = Regrouped(1, 0.001, 1.0, 0.0, 0.01, None, ((0,), (1,)))
+    second = replace(first, node=2, clusters=((2,), (3,)))
+    found = [(1, {1: (0,), 3: (1,)}, first), (2, {2: (2,), 4: (3,)}, second)]
+    assert splits_of(before, after, [first, second]) == found
 
 
 def test_the_run_so_far_is_there_from_the_first_evaluation_on():

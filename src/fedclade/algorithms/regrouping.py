@@ -41,6 +41,21 @@ def regrouped(
     return tree.regrouped(groups, params=at, round_number=round_number, criteria=criteria)
 
 
+def divided(tree: ParameterTree, node: int, clusters: Sequence[tuple[int, ...]], round_number: int) -> ParameterTree:
+    """Return the star after members of one of its leaves went apart; they keep the signatures that they have there.
+
+    Members in none of the clusters are the root's alone.
+    """
+    others = [leaf for leaf in tree.leaves if leaf.id != node and leaf.members]
+    groups = [Group(leaf.members, leaf.id, leaf.params, leaf.cached) for leaf in others]
+    apart = tree.nodes[node]
+    for cluster in clusters:
+        rows = [apart.members.index(client) for client in cluster]
+        cached = None if apart.cached is None else apart.cached[rows]
+        groups.append(Group(cluster, *_origin(tree, cluster), cached))
+    return tree.regrouped(groups, round_number=round_number)
+
+
 def joint_model(tree: ParameterTree, sizes: Mapping[int, int]) -> Tensor:
     """Return the mean of the clusters' models, by the training examples of their members.
 

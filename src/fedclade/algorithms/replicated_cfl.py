@@ -6,9 +6,10 @@ a check splits clusters, merges them, and moves single clients.
 
 - In the first three rounds everybody trains on equal parts of its data, and the model moves by the mean of the parts'
   updates. Those of the third are tested (:mod:`fedclade.clustering.part_test`), which costs nothing more, and the
-  clients go apart into the clusters found. If not all clients take part in a round, all are asked in the first, which
-  is tested then. If these are more than a thousand, nobody is asked but the cohort, from the first round to the last
-  (:mod:`fedclade.algorithms.replicated_cohorts`), and nothing of what follows is done.
+  clients go apart into the clusters found; if they are few, these are looked into in the round after
+  (:mod:`fedclade.algorithms.replicated_inside`). If not all clients take part in a round, all are asked in the first,
+  which is tested then. If these are more than a thousand, nobody is asked but the cohort, from the first round to the
+  last (:mod:`fedclade.algorithms.replicated_cohorts`), and nothing of what follows is done.
 - Later on, every now and then, a check asks everybody: in turn for updates from two halves of the data, at the mean of
   the clusters' models (:mod:`fedclade.clustering.split_half`), and for those of the same equal parts at the initial
   model. These are the same as in the first round unless some client's data changed; then they are tested again.
@@ -36,11 +37,11 @@ from fedclade.algorithms.personalized import LEAF, ROOT, keep_better
 from fedclade.algorithms.regrouping import clusters_of, drawn_together, joint_model, regrouped
 from fedclade.algorithms.replicated_checks import Verdict, by_halves, by_parts, cosines_of
 from fedclade.algorithms.replicated_cohorts import CohortTests, cohort_round
+from fedclade.algorithms.replicated_inside import just_apart, look_inside
 from fedclade.algorithms.replicated_state import ReplicatedState
 from fedclade.algorithms.rounds_in_parts import HALVES, Parting
 from fedclade.clustering import same_partition
 from fedclade.core import (
-    Check,
     Checked,
     Clients,
     Event,
@@ -167,15 +168,23 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         early = EARLY_ROUNDS if len(cohort) == len(state.tree.leaf_of) else 1
         if number <= early and state.parts and together:
             return self._round_in_parts(state, cohort, clients, this_round, early)
-        events: list[Event] = []
+        events, before = list[Event](), state.tree
         if number % self.check_every == 0 and self._affordable(state):
             state, events = self._check(replace(state, checks=state.checks + 1), clients, this_round)
-        parts = train_clusters(state, cohort, clients, this_round)
+        parting, everybody = Parting(state.parts, state.part_size), len(cohort) == len(before.leaf_of)
+        looks = number == EARLY_ROUNDS + 1 and everybody and state.tree is before and just_apart(before, number)
+        looks = looks and len(parting.able(clients.sizes, cohort)) < FEW_CLIENTS
         if self.fallback and len(_clusters(state.tree)) > 1:
             state = replace(state, tree=state.tree.continued(train_beside(state.tree, cohort, clients, this_round)))
+        if looks:
+            parts, tree, found = look_inside(state.tree, parting, cohort, clients, this_round, self.level)
+            events += found
+        else:
+            parts = train_clusters(state, cohort, clients, this_round)
+            tree = move_clusters(state.tree, parts)
         if events:  # criteria are for people: nothing is decided by them
             parts = [part.compared() for part in parts]
-        tree, joined = place_stragglers(move_clusters(state.tree, parts), parts)
+        tree, joined = place_stragglers(tree, parts)
         tree = drawn_together(tree, clients.sizes, number, self.sharing)
         if self.fallback and not together and len(one := _clusters(tree)) == 1:  # all became one again
             tree = tree.continued(one[0].params)
@@ -215,7 +224,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         tree, parting = state.tree, Parting(state.parts, state.part_size)
         model, able = tree.nodes[0].params, parting.able(clients.sizes, tree.leaf_of)
         compares = this_round.number in (1, early)  # the first are kept, to tell later on whose parts have changed
-        updates, in_parts = parting.train(tree.leaf_of, cohort, clients, model, this_round, compares=compares)
+        updates, in_parts = parting.train(tree, tree.leaf_of, cohort, clients, this_round, compares=compares)
         cluster, answered = ClusterUpdate.of(0, updates, this_round), in_parts.ids
         asked = state.asked + len(set(able).difference(cohort))
         state = replace(state, tree=move_clusters(tree, [cluster]), asked=asked)
@@ -232,8 +241,8 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         together = np.zeros(len(answered), dtype=np.int64)
         verdict = by_parts(cosines_of(in_parts), state.parts, together, level, draw, level_inside=self.level)
         if not verdict.labels.any():
-            return state, log_of([cluster], [_event(Tested, verdict, answered, level)], "check")
-        state, events = self._decided(state, verdict, answered, in_parts, model, level, this_round)
+            return state, log_of([cluster], [verdict.event(Tested, 0, answered, level)], "check")
+        state, events = self._decided(state, verdict, in_parts, model, level, this_round)
         return state, log_of([cluster], events, "check")
 
     def _check(
@@ -252,7 +261,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         else:  # the model of a single cluster is sent anyway
             model, travels = joint_model(tree, clients.sizes), "updates" if len(tree.leaves) == 1 else "all"
             asked = replace(this_round, purpose="replicate", communicates=travels)
-        updates = parting.ask(clients, ids, model, asked)
+        updates = parting.ask(clients, ids, model[None], asked)
         state = replace(state, asked=state.asked + len(ids))
         if len(updates.ids) < needed:
             return state, [Postponed(0, len(updates.ids), needed)]
@@ -266,35 +275,23 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         else:
             verdict = by_halves(updates, now, level, draw)
             state = replace(state, halves=state.halves + 1)  # whether it comes to a test depends on what it would say
-        return self._decided(state, verdict, updates.ids, updates, model, level, this_round)
+        return self._decided(state, verdict, updates, model, level, this_round)
 
     def _decided(
-        self,
-        state: ReplicatedState,
-        verdict: Verdict,
-        ids: Sequence[int],
-        made: Updates,
-        model: Tensor,
-        level: float,
-        this_round: Round,
+        self, state: ReplicatedState, verdict: Verdict, made: Updates, model: Tensor, level: float, this_round: Round
     ) -> tuple[ReplicatedState, list[Event]]:
-        """Go on with the clusters of a verdict about some clients, found by updates that these made at a model."""
-        before = np.array([state.tree.leaf_of[client] for client in ids])
+        """Go on with the clusters of a verdict about those who made updates at a model."""
+        before = np.array([state.tree.leaf_of[client] for client in made.ids])
         if same_partition(before, verdict.labels):
-            return state, [_event(Checked, verdict, ids, level)]
-        clusters, number = clusters_of(ids, verdict.labels), this_round.number
+            return state, [verdict.event(Checked, 0, made.ids, level)]
+        clusters, number = clusters_of(made.ids, verdict.labels), this_round.number
         tree = regrouped(state.tree, clusters, made, model, round_number=number, criteria=verdict.criteria)
         if self.fallback and len(state.tree.nodes) == 1:  # what all have trained goes on as the root's, too
             tree = tree.continued(tree.nodes[1].params)
         elif self.fallback and len(one := _clusters(tree)) == 1:  # and all go on with the root's when they join again
             tree = tree.with_model(one[0].id, tree.nodes[0].model)
-        return replace(state, tree=tree), [_event(Regrouped, verdict, ids, level)]
+        return replace(state, tree=tree), [verdict.event(Regrouped, 0, made.ids, level)]
 
 
 def _clusters(tree: ParameterTree) -> list[Node]:
     return [leaf for leaf in tree.leaves if leaf.members]
-
-
-def _event(kind: type[Check], verdict: Verdict, ids: Sequence[int], level: float) -> Event:
-    clusters = clusters_of(ids, verdict.labels)
-    return kind(0, **verdict.criteria, level=level, gamma=verdict.gamma, clusters=clusters)

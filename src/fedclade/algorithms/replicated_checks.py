@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedclade.algorithms.regrouping import clusters_of
 from fedclade.clustering import (
     Labels,
     Replicates,
@@ -22,7 +24,7 @@ from fedclade.clustering import (
     part_similarity,
     same_partition,
 )
-from fedclade.core import Updates
+from fedclade.core import Check, Updates
 
 CHANGED = 0.01
 """Cosines of parts that differ by more than this are those of other data: rounding changes them by less."""
@@ -46,6 +48,11 @@ class Verdict:
     def criteria(self) -> dict[str, float]:
         """The numbers, as the tree keeps them and events tell them."""
         return {"p_value": self.p_value, "gain": self.gain, "gain_before": self.gain_before}
+
+    def event(self, kind: type[Check], node: int, ids: Sequence[int], level: float) -> Check:
+        """Tell it of the clients ``[n]`` of a node."""
+        clusters = clusters_of(ids, self.labels)
+        return kind(node, **self.criteria, level=level, gamma=self.gamma, clusters=clusters)
 
 
 def signatures_of_parts(updates: Updates) -> Tensor:

@@ -102,7 +102,7 @@ def cohort_round(
             events += [Postponed(leaf.id, len(new), needed)] if test else []
             continue
         some = _drawn(new, tests.sample, this_round, leaf.id)
-        updates, made = tests.parting.train(some, mine, clients, leaf.params, this_round, compares=True)
+        updates, made = tests.parting.train(tree, some, mine, clients, this_round, compares=True)
         parts.append(ClusterUpdate.of(leaf.id, updates, this_round))
         found.append(_tested(leaf, updates, made, tests, tests.level / (test * (test + 1)), this_round))
     if whole:

@@ -48,9 +48,8 @@ class SplitTest:
     @classmethod
     def of(cls, node: Node, verdict: Verdict, updates: Updates, level: float) -> SplitTest:
         """Take down a verdict about a cluster."""
-        found = clusters_of(updates.ids, verdict.labels)
-        event = Tested(node.id, **verdict.criteria, level=level, gamma=verdict.gamma, clusters=found)
-        if len(found) == 1:
+        event = verdict.event(Tested, node.id, updates.ids, level)
+        if len(event.clusters) == 1:
             return cls(event)
         labels = in_two(verdict.labels, cosine_similarity(updates.signatures))
         criteria = {"p_value": verdict.p_value, "gain": verdict.gain}
@@ -77,7 +76,7 @@ def train_and_test(
             continue
         if parting and age <= last and _only_in_parts(tree, leaf):
             tested = age == last and len(leaf.members) > 1
-            updates, made = parting.train(leaf.members, mine, clients, leaf.params, this_round, compares=tested)
+            updates, made = parting.train(tree, leaf.members, mine, clients, this_round, compares=tested)
             parts.append(ClusterUpdate.of(leaf.id, updates, this_round, weighted=weighted).compared())
             whole.difference_update(leaf.members)
             if tested:
@@ -124,7 +123,7 @@ def _by_halves(leaf: Node, clients: Clients, this_round: Round, level: float, *,
     if postponed := _too_few(leaf, ids, this_round):
         return postponed
     asked = replace(this_round, purpose="replicate", communicates="updates" if sent else "all")
-    made = HALVES.ask(clients, ids, leaf.params, asked)
+    made = HALVES.ask(clients, ids, leaf.params[None], asked)
     if postponed := _too_few(leaf, made.ids, this_round):
         return postponed
     verdict = by_halves(made, _together(made), level, this_round.generator(f"shuffles {leaf.id}"))

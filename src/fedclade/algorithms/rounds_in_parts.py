@@ -9,14 +9,14 @@ common: there the test would part clients of one distribution.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor
 
 from fedclade.clustering import VIEWS, lowest_p_value, parts_for
-from fedclade.core import Clients, Round, Updates
+from fedclade.core import Clients, ParameterTree, Round, Updates
 
 SMALLEST_PART = 10
 """Examples that a part should have, where a client has enough for two."""
@@ -87,32 +87,44 @@ class Parting:
         return [client for client in sorted(clients) if sizes[client] >= self.examples]
 
     def ask(
-        self, clients: Clients, ids: list[int], model: Tensor, this_round: Round, *, compares: bool = True
+        self,
+        clients: Clients,
+        ids: list[int],
+        models: Tensor,
+        this_round: Round,
+        *,
+        rows: Sequence[int] | None = None,
+        compares: bool = True,
     ) -> Updates:
-        """Let clients train on their parts from one model, and send signatures of these if they are compared."""
+        """Let clients train on their parts, and send signatures of these if they are compared.
+
+        They start from ``models [K, S]``, each from that in its row; from the first, if no rows are given.
+        """
         in_parts = replace(this_round, replicates=self.parts, part_size=self.size, require_all=True)
         in_parts = replace(in_parts, compares_parts=compares)
-        return clients.train(ids, model[None], [0] * len(ids), in_parts).select(ids)
+        return clients.train(ids, models, rows or [0] * len(ids), in_parts).select(ids)
 
     def train(
         self,
+        tree: ParameterTree,
         members: Iterable[int],
         cohort: Iterable[int],
         clients: Clients,
-        model: Tensor,
         this_round: Round,
         *,
         compares: bool,
     ) -> tuple[Updates, Updates]:
-        """Train a cluster's model in parts; return the updates by which it moves, and those of them made in parts.
+        """Train clusters' models in parts; return the updates by which they move, and those of them made in parts.
 
-        All members that are able to are asked. Of the others those of the cohort train on all that they have.
+        All of ``members`` that are able to are asked. Others of the cohort train on all that they have.
         """
         able = self.able(clients.sizes, members)
-        in_parts = updates = self.ask(clients, able, model, this_round, compares=compares)
+        models, rows = tree.models([tree.leaf_of[client] for client in able])
+        in_parts = updates = self.ask(clients, able, models, this_round, rows=rows, compares=compares)
         if others := sorted(set(cohort).difference(able)):
+            models, rows = tree.models([tree.leaf_of[client] for client in others])
             alone = replace(this_round, purpose="train the smallest")
-            updates = updates.concat(clients.train(others, model[None], [0] * len(others), alone))
+            updates = updates.concat(clients.train(others, models, rows, alone))
             updates = updates.select(sorted([*able, *others]))
         return updates, in_parts
 

@@ -155,7 +155,7 @@ class StoCFL(OneCohort[State]):
             groups += [Group((c,), 0, omega, observed.signatures_of([c])) for c in sorted(observed.ids)]
         sampled = set(cohort)
         here = [place for place, group in enumerate(groups) if sampled.intersection(group.members)]
-        means = [groups[place].cached[[c in sampled for c in groups[place].members]].mean(0) for place in here]
+        means = [_psi(groups[place])[[c in sampled for c in groups[place].members]].mean(0) for place in here]
         became = list(range(len(groups)))
         for one, other in _pairs(means, self.tau):
             a, b = _root(became, here[one]), _root(became, here[other])
@@ -174,7 +174,7 @@ def _clusters(tree: ParameterTree) -> list[Node]:
     return [leaf for leaf in tree.leaves if leaf.id and leaf.members]
 
 
-def _psi(cluster: Node) -> Tensor:
+def _psi(cluster: Node | Group) -> Tensor:
     """Return Ψ of a cluster's members, ``[n, R]``."""
     assert cluster.cached is not None  # as of every cluster with members
     return cluster.cached
@@ -203,5 +203,5 @@ def _union(kept: Group, gone: Group) -> Group:
     """Return two clusters as one, with the model of the first."""
     members = [*kept.members, *gone.members]
     order = sorted(range(len(members)), key=members.__getitem__)
-    cached = torch.cat([kept.cached, gone.cached])[order]
+    cached = torch.cat([_psi(kept), _psi(gone)])[order]
     return replace(kept, members=tuple(members[i] for i in order), cached=cached)

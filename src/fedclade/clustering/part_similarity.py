@@ -14,6 +14,9 @@ VIEWS = 2
 EVENED = 10
 """Directions in which parts vary so many times as much as in the median one count half as much as they could."""
 
+LEAST_GAIN = 1e-9
+"""Of a move from cluster to cluster: what gains less is rounding, and might be made for ever."""
+
 NOTHING = 1e-6
 """Of the largest variance: directions with less are those of rounding."""
 
@@ -46,6 +49,37 @@ def worth_of(similarity: Matrix, labels: Labels) -> float:
         alone = len(members) == 1
         found += float(block.sum()) if alone else float((block.sum() - np.trace(block)) / (len(members) - 1))
     return found
+
+
+def improved(similarity: Matrix, labels: Labels, cost: float) -> Labels:
+    """Return a partition ``[n]`` after single clients changed their cluster while its worth, less costs, could grow.
+
+    A dendrogram never takes back what it once merged, so that one noisy client may sit in the wrong branch. The most
+    gainful move is made first. That every client moves into one cluster gains nothing where the partition pays.
+    """
+    own, labels = similarity.diagonal(), labels.copy()
+    pairs = similarity - np.diag(own)
+    everybody = np.arange(len(labels))
+    while True:
+        members = np.eye(labels.max() + 1)[labels]  # [n, k]
+        sizes, towards = members.sum(0), pairs @ members
+        inside, alone = (members * towards).sum(0), own @ members  # alone: of clusters of one
+        worth = np.where(sizes > 1, inside / np.maximum(sizes - 1, 1), alone)
+        here = towards[everybody, labels]
+        left = _worth_left(sizes[labels], inside[labels] - 2 * here, alone[labels] - own, cost)
+        gains = (inside + 2 * towards) / sizes - worth + (left - worth[labels])[:, None]  # [n, k]
+        gains[everybody, labels] = 0.0
+        client, cluster = np.unravel_index(gains.argmax(), gains.shape)
+        if gains[client, cluster] <= LEAST_GAIN:
+            return labels
+        labels[client] = cluster
+        labels = np.unique(labels, return_inverse=True)[1]
+
+
+def _worth_left(sizes: Matrix, inside: Matrix, alone: Matrix, cost: float) -> Matrix:
+    """Return what each client's cluster is worth without it, ``[n]``; one that is left empty saves its cost."""
+    of_many = inside / np.maximum(sizes - 2, 1)
+    return np.where(sizes == 1, cost, np.where(sizes == 2, alone, of_many))
 
 
 def noise_of(similarity: Matrix, parts: int) -> float:

@@ -18,8 +18,9 @@ the true order among them, in which Λ is as large; linkage and pruning are made
 at half the level: by their cosines, and with the directions evened out in which they vary most.
 
 *The cut.* Where a test rejects that there is one cluster, the dendrogram is pruned at the cost that is exceeded in one
-of twenty shuffles. The view that rejects most clearly counts, among those in which the clusters gain more than the
-noise of an update each. What it finds is tested again, each cluster by itself, until none is parted any more.
+of twenty shuffles; then single clients change their cluster while that makes the partition worth more. The view that
+rejects most clearly counts, among those in which the clusters gain more than the noise of an update each. What it finds
+is tested again, each cluster by itself, until none is parted any more.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedclade.clustering.dendrograms import Dendrograms, Matrix
-from fedclade.clustering.part_similarity import VIEWS, client_similarity, gain_by_parts, noise_of, views_of
+from fedclade.clustering.part_similarity import VIEWS, client_similarity, gain_by_parts, improved, noise_of, views_of
 from fedclade.clustering.similarity import Labels
 
 CUT = 0.05
@@ -161,14 +162,16 @@ def _part_further(labels: Labels, view: Matrix, parts: int, level: float, draw: 
 
 def _tested(view: Matrix, parts: int, level: float, draw: np.random.Generator) -> tuple[Labels, float, float]:
     """Test once, and prune once: return the clusters, the p-value, and Λ over what it must exceed."""
-    trees = Dendrograms(client_similarity(view, parts)[None])
+    similarity = client_similarity(view, parts)
+    trees = Dendrograms(similarity[None])
     seen = float(trees.steepest()[0]) - 1e-12  # rounding counts against it
     shuffled, at_least = _shuffled(view, parts, level, draw, lambda costs: int((costs >= seen).sum()))
     p_value = (at_least + 1) / (len(shuffled) + 1)  # the true order is one of them
     strength = max(seen, 0.0) / max(float(np.quantile(shuffled, 1 - level)), 1e-12)
     if p_value > level:
         return np.zeros(len(view) // parts, dtype=np.int64), p_value, strength
-    return trees.labels(float(np.quantile(shuffled, 1 - max(CUT, level)))), p_value, strength
+    cost = float(np.quantile(shuffled, 1 - max(CUT, level)))
+    return improved(similarity, trees.labels(cost), cost), p_value, strength
 
 
 def _shuffled(

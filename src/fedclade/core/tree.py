@@ -22,7 +22,7 @@ class Group:
     members: tuple[int, ...]
     leaf: int  # the leaf that it continues; 0 for a new one
     params: Tensor  # its model [S]
-    cached: Tensor  # the signatures that it was found by, [n, R] in ascending order of its members
+    cached: Tensor | None  # signatures that its members are known by, [n, R] in their ascending order
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,14 +205,22 @@ class ParameterTree(Displayed):
         return ParameterTree((*self._with(parent).nodes, *children))
 
     def regrouped(
-        self, groups: Sequence[Group], *, params: Tensor, round_number: int, criteria: Mapping[str, float]
+        self,
+        groups: Sequence[Group],
+        *,
+        round_number: int,
+        params: Tensor | None = None,
+        criteria: Mapping[str, float] | None = None,
     ) -> ParameterTree:
         """Return a star after its clients were clustered anew; leaves that no group goes on with are left empty.
 
         Clients in no group are the root's alone. The root keeps ``params [S]``, the model at which the updates that the
-        groups were found by were made. The groups train in this round already.
+        groups were found by were made; without these it stays as it is, and so do the signatures of the groups. The
+        groups train in this round already.
         """
-        root = replace(self.nodes[0], params=params, split_in=round_number, criteria=dict(criteria))
+        root = self.nodes[0]
+        if params is not None:
+            root = replace(root, params=params, split_in=round_number, criteria=dict(criteria or {}))
         nodes = [root, *(replace(leaf, members=(), cached=None) for leaf in self.nodes[1:])]
         for group in groups:
             members = tuple(sorted(group.members))

@@ -119,9 +119,10 @@ class Callback:
 
         That is each :class:`~fedclade.core.ClusterSplit` (CFL, FL+HC, and rcfl where it asks a cohort alone); each
         :class:`~fedclade.core.Regrouped` with a cluster that there was not (rcfl), whose children are all clusters that
-        it found; the :class:`~fedclade.core.Clustered` that makes all clients into clusters (PACFL); and, without an
-        event, the round in which clients first go into clusters whose models were there from the start (FedGroup,
-        IFCA, FeSEM). Clients that move between clusters later, or join one, are no split.
+        it found in its node, the root or a cluster of the round before; the :class:`~fedclade.core.Clustered` that
+        makes all clients into clusters (PACFL); and, without an event, the round in which clients first go into
+        clusters whose models were there from the start (FedGroup, IFCA, FeSEM). Clients that move between clusters
+        later, or join one, are no split.
         """
 
     def on_round(self, record: RoundRecord, /) -> bool | None:

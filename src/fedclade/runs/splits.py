@@ -32,8 +32,8 @@ def splits_of(
     if len(now) < 2 or now.keys() <= was:
         return []
     if regrouped:
-        event = regrouped[-1]
-        leaves = [after.leaf_of[cluster[0]] for cluster in event.clusters]
-        return [(event.node, dict(zip(leaves, event.clusters, strict=True)), event)]
+        leaves = [[after.leaf_of[cluster[0]] for cluster in event.clusters] for event in regrouped]
+        pairs = zip(regrouped, leaves, strict=True)
+        return [(event.node, dict(zip(to, event.clusters, strict=True)), event) for event, to in pairs]
     clustered = [event for event in events if isinstance(event, Clustered)]
     return [(0, now, clustered[-1] if clustered else None)]
