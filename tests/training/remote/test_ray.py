@@ -67,7 +67,7 @@ def assert_same(got, expected):
 
 
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize(("method", "actors"), [("cfl", 1), ("cfl", 2), ("cfl", 4), ("fedgroup", 2), ("local", 2)])
+@pytest.mark.parametrize(("method", "actors"), [("cfl", 4), ("fedgroup", 2), ("local", 1)])
 def test_runs_end_the_same_on_any_number_of_actors(method, actors):
     expected = run(method)
     assert len(expected.tree.leaves) == {"cfl": 4, "fedgroup": 2, "local": 1}[method]
@@ -90,7 +90,7 @@ def test_what_lies_between_clients_and_server_is_the_same():
 
 
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize("kind", ["label_flip", "minmax", "gaussian"])
+@pytest.mark.parametrize("kind", ["label_flip", "minmax"])
 def test_adversaries_lie_the_same_wherever_they_are(kind):
     adversary = fedclade.Adversary(kind=kind, share=0.3, from_round=2)
     expected = run("cfl", stream=False, adversary=adversary)
