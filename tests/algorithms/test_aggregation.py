@@ -25,6 +25,7 @@ from fedclade.algorithms import (
 from fedclade.algorithms.scaffold import _moved
 from fedclade.core import ConfigError, LocalTraining, Round, Updates, mean
 from fedclade.core import robust as rules
+from fedclade.core.aggregate import mean_of_all
 from fedclade.runs import RunSettings, decide_stream
 from tests.tiny import FEATURES, LABELS, federation_of, linear
 
@@ -126,10 +127,20 @@ def test_scaffolds_control_variate_moves_by_the_rule():
     torch.testing.assert_close(plain[:3], each[:, :3].mean(0) * 5 / 10)
 
 
-def test_feddrift_aggregates_all_that_train_a_model_together():
+def test_feddrift_aggregates_all_that_train_a_model_together(monkeypatch: pytest.MonkeyPatch):
     """A client alone with data of an earlier step would be a group of one, and move the model as it likes."""
-    stages_apart = FedDrift(step_rounds=1, delta=0.2, start="together")
-    assert run_of(stages_apart).summary["accuracy"]["mean"] > 0.3
+    trained: list[list[int]] = []
+
+    def noting(came: list[Updates]) -> Tensor:
+        trained.append([len(each.ids) for each in came])
+        return mean_of_all(came)
+
+    monkeypatch.setattr("fedclade.algorithms.feddrift.mean_of_all", noting)
+    run_of(FedDrift(step_rounds=2, delta=0.05, start="together"), Aggregation())
+    assert [1, 7] in trained, "one of eight opened a model, and trains the first on its data of the first step"
+    alone, others = deltas_of(1, seed=1) * 1000, deltas_of(4)
+    together = mean_of_all([updates_of(alone), updates_of(others)])
+    torch.testing.assert_close(together, rules.median(torch.cat([alone, others])))
 
 
 def test_fedsoft_refuses_centres_that_only_weights_tell_apart():
