@@ -28,10 +28,13 @@ RESULTS = Path(__file__).with_suffix(".json")
 SAMPLES = (300, 40)
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "rotation": {"shift": "rotation", "clusters": 4},
-    "P(X) 5": {"shift": "anda", "kind": "P(X)", "level": 5},
+    "P(X) 5": {"shift": "anda", "kind": "P(X)", "level": 5, "scaling": "unit"},
     "label groups": {"partition": "label_groups", "clusters": 2},
     "label swap": {"shift": "label_swap", "clusters": 4},
 }
+STEP_SIZES = {"P(X) 5": 0.03}
+"""Of other kinds it is 0.1, at which no model learns coloured images."""
+
 METHODS: Mapping[str, Mapping[str, Any]] = {
     "rcfl": {},
     "cfl": {"eps1": 0.3, "eps2": 1.2},
@@ -50,7 +53,7 @@ def configured(kind: str, method: str, seed: int, samples: int) -> dict[str, Any
         **{"seed": seed, "rounds": 20, "evaluate_every": 20},
         "data": {"name": "mnist", "clients": 20, "samples_per_client": 300, **KINDS[kind]},
         "model": {"name": "mlp"},
-        "local": {"epochs": 3, "batch_size": 20, "lr": 0.1},
+        "local": {"epochs": 3, "batch_size": 20, "lr": STEP_SIZES.get(kind, 0.1)},
         "algorithm": {"name": method, **options},
         "newcomers": {"clients": 20, "samples_per_client": samples},
     }
