@@ -43,6 +43,7 @@ METHODS: Mapping[str, dict[str, Any]] = {
     "oracle": {},
     "fl_hc": {"rounds_before": 5, "n_clusters": 4},
     "fedgroup": {"groups": 4, "pretrain_scale": 20},
+    "cfl": {"split_rounds": [5, 10], "eps2": 1e-6},
     "rcfl": {},
 }
 DELTA = 1e-5
