@@ -196,11 +196,12 @@ def test_what_a_second_look_finds_goes_on_from_its_cluster_and_is_known_by_the_u
 
 @pytest.mark.parametrize(
     ("digits", "options"),
-    [("0000000011111111", {}), ("00000000", {}), ("00000011", {"fraction": 0.5})],
-    ids=["many clients", "one cluster", "a part of the clients"],
+    [("0000000011111111", {}), ("00000000", {}), ("00001111", {"fraction": 0.5}), ("0123", {})],
+    ids=["many clients", "one cluster", "a part of the clients", "clusters of one"],
 )
 def test_nobody_looks_a_second_time(digits, options):
-    run = played(groups((1, digits), examples=40), EARLY + 1, **options)
+    run = played(groups((1, digits), examples=80), EARLY + 1, **options)
+    assert len(clusters_of(run.states[-1])) == len(set(digits))
     assert all(call.round.replicates == 1 for call in run.clients.asked("train", EARLY + 1))
 
 

@@ -8,7 +8,8 @@ import torch
 
 from fedclade import CFL, ConfigError, FedAvg, LocalTraining, simulate
 from fedclade.algorithms.replicated_splits import in_two
-from fedclade.core import Round
+from fedclade.algorithms.rounds_in_parts import Parting
+from fedclade.core import ParameterTree, Round
 from tests.tiny import details, federation_of, linear, perceptron, play, replicating
 
 SPEC = LocalTraining(epochs=2, batch_size=8, lr=0.3)
@@ -124,6 +125,18 @@ def test_who_cannot_be_tested_stays(caplog):
     assert len(run.states[-1].tree.nodes) == 1
     ((number, event),) = told(run, "postponed")
     assert (number, details(event)) == (7, {"clients": 0, "needed": 2})
+
+
+def test_a_cluster_of_clients_too_small_for_parts_trains_on_all_they_have():
+    """Parts are as large as nearly all clients can make them; client 19 has fewer, and a cluster of its own."""
+    clients, params = replicating(federation_of([0] * 19 + [1], [60] * 19 + [9]), linear(), "stacked")
+    parting = Parting.of(clients.sizes, 0.01)
+    assert parting is not None
+    tree = ParameterTree.star([range(19), (19,)], params)
+    updates, in_parts = parting.train(tree, (19,), (19,), clients, Round(1, SPEC), compares=True)
+    assert in_parts.ids == ()
+    whole = clients.train([19], params[None], [0], Round(1, SPEC, purpose="train the smallest"))
+    torch.testing.assert_close(updates.deltas, whole.deltas)
 
 
 @pytest.mark.parametrize(

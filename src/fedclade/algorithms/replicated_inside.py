@@ -23,8 +23,9 @@ from fedclade.core import Check, Clients, Event, Node, ParameterTree, Postponed,
 
 
 def just_apart(tree: ParameterTree, number: int) -> bool:
-    """Whether the clusters that train in a round were all found in the round before it, and are as they were then."""
-    return all(leaf.born == number - 2 for leaf in tree.leaves)  # they were born after the round before that
+    """Whether clusters, some of more than one client, were all found in the round before this one."""
+    fresh = all(leaf.born == number - 2 for leaf in tree.leaves)  # so that they trained in it
+    return fresh and any(len(leaf.members) > 1 for leaf in tree.leaves)
 
 
 def look_inside(
