@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from fedclade import CFL, ConfigError, FedAvg, LocalTraining, simulate
-from fedclade.algorithms.replicated_splits import in_two
+from fedclade.algorithms.replicated_splits import in_two, train_and_test
 from fedclade.algorithms.rounds_in_parts import Parting
+from fedclade.algorithms.state import State
 from fedclade.core import ParameterTree, Round
 from tests.tiny import details, federation_of, linear, perceptron, play, replicating
 
@@ -132,11 +133,12 @@ def test_a_cluster_of_clients_too_small_for_parts_trains_on_all_they_have():
     clients, params = replicating(federation_of([0] * 19 + [1], [60] * 19 + [9]), linear(), "stacked")
     parting = Parting.of(clients.sizes, 0.01)
     assert parting is not None
-    tree = ParameterTree.star([range(19), (19,)], params)
-    updates, in_parts = parting.train(tree, (19,), (19,), clients, Round(1, SPEC), compares=True)
-    assert in_parts.ids == ()
-    whole = clients.train([19], params[None], [0], Round(1, SPEC, purpose="train the smallest"))
-    torch.testing.assert_close(updates.deltas, whole.deltas)
+    state = State(ParameterTree.star([range(19), (19,)], params))
+    parts, tests = train_and_test(state, parting, range(20), clients, Round(3, SPEC), 0.01)
+    assert [(part.node, len(part.updates.ids)) for part in parts] == [(1, 19), (2, 1)]
+    assert list(tests) == [1]
+    whole = clients.train([19], params[None], [0], Round(3, SPEC))
+    torch.testing.assert_close(parts[1].updates.deltas, whole.deltas)
 
 
 @pytest.mark.parametrize(

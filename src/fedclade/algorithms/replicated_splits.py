@@ -74,7 +74,7 @@ def train_and_test(
         age, mine = this_round.number - leaf.born, sorted(whole.intersection(leaf.members))
         if not leaf.members:
             continue
-        if parting and age <= last and _only_in_parts(tree, leaf):
+        if parting and age <= last and parting.able(clients.sizes, leaf.members) and _only_in_parts(tree, leaf):
             tested = age == last and len(leaf.members) > 1
             updates, made = parting.train(tree, leaf.members, mine, clients, this_round, compares=tested)
             parts.append(ClusterUpdate.of(leaf.id, updates, this_round, weighted=weighted).compared())

@@ -116,11 +116,11 @@ class Parting:
     ) -> tuple[Updates, Updates]:
         """Train clusters' models in parts; return the updates by which they move, and those of them made in parts.
 
-        All of ``members`` that are able to are asked. Others of the cohort train on all that they have.
+        All of ``members`` that are able to are asked, one at least. Others of the cohort train on all that they have.
         """
         able = self.able(clients.sizes, members)
-        models, rows = tree.models([tree.leaf_of[client] for client in able] or [0])  # nobody may be able to
-        in_parts = updates = self.ask(clients, able, models, this_round, rows=rows[: len(able)], compares=compares)
+        models, rows = tree.models([tree.leaf_of[client] for client in able])
+        in_parts = updates = self.ask(clients, able, models, this_round, rows=rows, compares=compares)
         if others := sorted(set(cohort).difference(able)):
             models, rows = tree.models([tree.leaf_of[client] for client in others])
             alone = replace(this_round, purpose="train the smallest")
