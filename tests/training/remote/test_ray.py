@@ -28,6 +28,7 @@ pytestmark = pytest.mark.slow
 TRUTH = [0, 1, 0, 1, 0, 1, 0, 1]
 FEDERATION = federation_of(TRUTH, [40, 24, 33, 40, 24, 40, 35, 24])
 LOCAL = LocalTraining(epochs=2, batch_size=10, lr=0.2)
+DP_SGD = fedclade.ExamplePrivacy(clip_norm=1.0, noise_multiplier=0.5)
 METHODS = {
     "cfl": {"algorithm": fedclade.CFL(criterion="thresholds", eps1=0.6, eps2=0.1, gamma_max=0.5)},
     "fedgroup": {"algorithm": fedclade.FedGroup(groups=2)},
@@ -67,11 +68,15 @@ def assert_same(got, expected):
 
 
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize(("method", "actors"), [("cfl", 4), ("fedgroup", 2), ("local", 1)])
-def test_runs_end_the_same_on_any_number_of_actors(method, actors):
-    expected = run(method)
+@pytest.mark.parametrize(
+    ("method", "actors", "privacy"), [("cfl", 4, None), ("fedgroup", 2, None), ("local", 1, DP_SGD)]
+)
+def test_runs_end_the_same_on_any_number_of_actors(method, actors, privacy):
+    expected = run(method, privacy=privacy)
     assert len(expected.tree.leaves) == {"cfl": 4, "fedgroup": 2, "local": 1}[method]
-    assert_same(run(method, actors=Actors(count=actors, engine="loop")), expected)
+    got = run(method, actors=Actors(count=actors, engine="loop"), privacy=privacy)
+    assert_same(got, expected)
+    assert got.summary.get("privacy") == expected.summary.get("privacy")
 
 
 @pytest.mark.usefixtures("cluster")
