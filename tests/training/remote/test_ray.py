@@ -37,6 +37,14 @@ METHODS = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _at_the_priority_of_other_tests():
+    """By default Ray's processes wait for all else on the machine, and that is other tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_worker_niceness", "0")
+        yield
+
+
 @pytest.fixture(scope="module")
 def cluster():
     """Two nodes of two cores each."""
