@@ -259,7 +259,7 @@ class Clustered(Event):
 
 @dataclass(frozen=True)
 class Check(Event):
-    """What replicated clustering found, and how sure it is: the base of three events."""
+    """What replicated clustering found of a node's clients (0: of all), and how sure it is: the base of three events."""
 
     p_value: float
     gain: float
@@ -285,6 +285,6 @@ class Checked(Check):
 
 @dataclass(frozen=True)
 class Regrouped(Check):
-    """Replicated clustering found other clusters, and the run goes on with them."""
+    """Replicated clustering found other clusters in a node, and the run goes on with them."""
 
     kind = "regrouped"
