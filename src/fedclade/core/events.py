@@ -259,7 +259,7 @@ class Clustered(Event):
 
 @dataclass(frozen=True)
 class Check(Event):
-    """What replicated clustering found of a node's clients (0: of all), and how sure it is: the base of three events."""
+    """What replicated clustering found of a node's clients (0: all), and how sure it is: the base of three events."""
 
     p_value: float
     gain: float
