@@ -265,18 +265,25 @@ def stopped_after(number: int) -> Callable[[Any, Any], None]:
     return at(number, stop)
 
 
+def answering(grid: LocalGrid, folder: Path) -> LocalGrid:
+    """Give clients of few examples folders of their own, and let them answer two runs' questions for replicates."""
+    for each in grid.nodes.values():
+        each.config = {**each.config, "max-partings": 10}
+    return housed(grid, folder)
+
+
 @pytest.mark.parametrize(
     ("name", "number"), [("cfl", 1), ("cfl", 2), ("cfl", 3), *((n, 2) for n in ALGORITHMS if n != "cfl")]
 )
 def test_a_server_that_is_started_again_ends_as_if_it_had_not_been_stopped(name: str, number: int, tmp_path: Path):
     federation, algorithm = federation_of(FOUR), ALGORITHMS[name]
     folder, whole = tmp_path / "stopped", tmp_path / "whole"
-    grid = housed(grid_of(federation), tmp_path / "clients")
+    grid = answering(grid_of(federation), tmp_path / "clients")
     uninterrupted = federated(grid, algorithm, folder=whole)
     with pytest.raises(UpdateError, match="the server was stopped"):
         federated(grid, algorithm, folder=folder, on_round=stopped_after(number))
     assert not (folder / "summary.json").exists()
-    grid = housed(grid_of(federation), tmp_path / "clients")
+    grid = answering(grid_of(federation), tmp_path / "clients")
     same(federated(grid, algorithm, folder=folder), uninterrupted)
     for table in ("clusters.parquet", "clients.parquet"):
         assert pq.read_table(folder / table).equals(pq.read_table(whole / table))
