@@ -5,8 +5,9 @@ together still. Of many clients, later checks part them. Of few, shuffling whole
 at the initial model tell again what they told. So few clients that just went apart train in parts for one more round,
 each from its cluster's model, and every cluster is tested by itself. It costs no more training.
 
-The model of a cluster is, but for who its members are, a symmetric function of their parts. Each test has the whole
-level, as all have inside clusters that were found: clients of one distribution come here only by an error.
+The model of a cluster is, but for who its members are, a symmetric function of their parts. As a rule clusters are
+right already, and were tested from inside in the round before. So a second look has a hundredth of the level: what
+differs is told by far less, and right clusters stay whole.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from fedclade.algorithms.regrouping import divided
 from fedclade.algorithms.replicated_checks import by_parts, cosines_of
 from fedclade.algorithms.rounds_in_parts import Parting
 from fedclade.core import Check, Clients, Event, Node, ParameterTree, Postponed, Regrouped, Round, Tested, Updates
+
+OF_THE_LEVEL = 0.01
+"""The share that a test inside a cluster has at a second look."""
 
 
 def just_apart(tree: ParameterTree, number: int) -> bool:
@@ -53,5 +57,6 @@ def look_inside(
 
 def _tested(leaf: Node, made: Updates, parts: int, level: float, this_round: Round) -> Check:
     draw, together = this_round.generator(f"shuffles {leaf.id}"), np.zeros(len(made.ids), dtype=np.int64)
-    verdict = by_parts(cosines_of(made), parts, together, level, draw, level_inside=level)
-    return verdict.event(Regrouped if verdict.labels.any() else Tested, leaf.id, made.ids, level)
+    share = OF_THE_LEVEL * level
+    verdict = by_parts(cosines_of(made), parts, together, share, draw, level_inside=share)
+    return verdict.event(Regrouped if verdict.labels.any() else Tested, leaf.id, made.ids, share)
