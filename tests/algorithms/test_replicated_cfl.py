@@ -205,7 +205,7 @@ def test_nobody_looks_a_second_time(digits, options):
     assert all(call.round.replicates == 1 for call in run.clients.asked("train", EARLY + 1))
 
 
-def test_a_second_look_at_too_few_answers_decides_nothing():
+def test_a_second_look_leaves_clusters_with_too_few_answers_whole():
     clients = groups((1, "00000011"), (EARLY + 1, "00111122"), examples=40)
     algorithm, first = ReplicatedCFL(check_every=3), played(clients, EARLY)
     state, log = algorithm.step(first.states[-1], range(8), clients, Round(EARLY + 1, SPEC, min_clients=3))

@@ -16,7 +16,7 @@ a check splits clusters, merges them, and moves single clients.
 - Half of the level is for the first rounds, a quarter for halves, and a quarter for parts that have changed: the j-th
   test of a kind has 1/(j(j + 1)) of it, which add up to all of it. So the chance that clients of one distribution are
   ever parted is at most the level, however long the run. Parts that have not changed are not tested, and take nothing
-  of it. Inside clusters that were found, each test has the whole level.
+  of it. Inside clusters that were found, each test but that of a second look has the whole level.
 - Clusters that there are already stay unless others gain more; if they gain nothing any more, they become one again.
 - A new cluster goes on from the models of the clusters most of whose members it has, by the number of these; if there
   is none, from that of the cluster that most of its members come from. For a while new ones are drawn together.
@@ -35,7 +35,7 @@ from fedclade.algorithms.cluster_update import ClusterUpdate, log_of, move_clust
 from fedclade.algorithms.fallback import best_on_validation, train_beside
 from fedclade.algorithms.personalized import LEAF, ROOT, keep_better
 from fedclade.algorithms.regrouping import clusters_of, drawn_together, joint_model, regrouped
-from fedclade.algorithms.replicated_checks import Verdict, by_halves, by_parts, cosines_of
+from fedclade.algorithms.replicated_checks import Verdict, by_halves, by_parts, cosines_of, too_few
 from fedclade.algorithms.replicated_cohorts import CohortTests, cohort_round
 from fedclade.algorithms.replicated_inside import just_apart, look_inside
 from fedclade.algorithms.replicated_state import ReplicatedState
@@ -47,7 +47,6 @@ from fedclade.core import (
     Event,
     Node,
     ParameterTree,
-    Postponed,
     Regrouped,
     Round,
     Tested,
@@ -165,14 +164,15 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         if state.on_cohorts:
             return self._round_of_cohort(state, cohort, clients, this_round)
         state = replace(state, trained=state.trained + len(cohort))
-        early = EARLY_ROUNDS if len(cohort) == len(state.tree.leaf_of) else 1
+        everybody = len(cohort) == len(state.tree.leaf_of)
+        early = EARLY_ROUNDS if everybody else 1
         if number <= early and state.parts and together:
             return self._round_in_parts(state, cohort, clients, this_round, early)
         events, before = list[Event](), state.tree
         if number % self.check_every == 0 and self._affordable(state):
             state, events = self._check(replace(state, checks=state.checks + 1), clients, this_round)
-        parting, everybody = Parting(state.parts, state.part_size), len(cohort) == len(before.leaf_of)
-        looks = number == EARLY_ROUNDS + 1 and everybody and state.tree is before and just_apart(before, number)
+        parting = Parting(state.parts, state.part_size)
+        looks = everybody and number == EARLY_ROUNDS + 1 and state.tree is before and just_apart(before, number)
         looks = looks and len(parting.able(clients.sizes, cohort)) < FEW_CLIENTS
         if self.fallback and len(_clusters(state.tree)) > 1:
             state = replace(state, tree=state.tree.continued(train_beside(state.tree, cohort, clients, this_round)))
@@ -235,8 +235,8 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         cluster = cluster.compared()
         if answered != state.tested:  # the next check of parts tests them, though they are as they were
             state = replace(state, tested=(), cosines=None)
-        if len(answered) < (needed := max(2, this_round.min_clients)):
-            return state, log_of([cluster], [Postponed(0, len(answered), needed)], "check")
+        if waits := too_few(0, len(answered), this_round):
+            return state, log_of([cluster], [waits], "check")
         level, draw = self.level / 2, this_round.generator("shuffles")
         together = np.zeros(len(answered), dtype=np.int64)
         verdict = by_parts(cosines_of(in_parts), state.parts, together, level, draw, level_inside=self.level)
@@ -250,12 +250,12 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
     ) -> tuple[ReplicatedState, list[Event]]:
         """Ask everybody for updates of parts, and cluster by them: of halves, in turn with those of the first round."""
         tree, draw = state.tree, this_round.generator("shuffles")
-        initial, needed = state.initial, max(2, this_round.min_clients)
+        initial = state.initial
         again = initial is not None and (len(state.tested) < FEW_CLIENTS or state.checks % 2 == 0)
         parting = Parting(state.parts, state.part_size) if again else HALVES
         ids = parting.able(clients.sizes, tree.leaf_of)
-        if len(ids) < needed:
-            return state, [Postponed(0, len(ids), needed)]
+        if waits := too_few(0, len(ids), this_round):
+            return state, [waits]
         if again and initial is not None:
             model, asked = initial, replace(this_round, number=1)  # the draws of the first round
         else:  # the model of a single cluster is sent anyway
@@ -263,8 +263,8 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
             asked = replace(this_round, purpose="replicate", communicates=travels)
         updates = parting.ask(clients, ids, model[None], asked)
         state = replace(state, asked=state.asked + len(ids))
-        if len(updates.ids) < needed:
-            return state, [Postponed(0, len(updates.ids), needed)]
+        if waits := too_few(0, len(updates.ids), this_round):
+            return state, [waits]
         now = np.unique([tree.leaf_of[client] for client in updates.ids], return_inverse=True)[1]
         level = self._share((state.changes if again else state.halves) + 1)
         if again:

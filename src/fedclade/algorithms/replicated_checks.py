@@ -24,7 +24,7 @@ from fedclade.clustering import (
     part_similarity,
     same_partition,
 )
-from fedclade.core import Check, Updates
+from fedclade.core import Check, Postponed, Round, Updates
 
 CHANGED = 0.01
 """Cosines of parts that differ by more than this are those of other data: rounding changes them by less."""
@@ -64,6 +64,20 @@ def signatures_of_parts(updates: Updates) -> Tensor:
 def cosines_of(updates: Updates) -> Tensor:
     """Return the cosines of all parts, ``[n·m, n·m]``, as a checkpoint keeps them."""
     return torch.from_numpy(part_similarity(signatures_of_parts(updates))).float()
+
+
+def too_few(node: int, answers: int, this_round: Round) -> Postponed | None:
+    """Return the event that a check waits, if too few of a node's clients answered for one."""
+    needed = max(2, this_round.min_clients)
+    return Postponed(node, answers, needed) if answers < needed else None
+
+
+def of_cluster(
+    node: int, made: Updates, parts: int, level: float, this_round: Round, *, level_inside: float
+) -> Verdict:
+    """Test whether a cluster's members, who made updates of equal parts at its model, are of one distribution."""
+    draw, together = this_round.generator(f"shuffles {node}"), np.zeros(len(made.ids), dtype=np.int64)
+    return by_parts(cosines_of(made), parts, together, level, draw, level_inside=level_inside)
 
 
 def by_parts(

@@ -32,7 +32,7 @@ from torch.nn import functional
 
 from fedclade.algorithms.cluster_update import ClusterUpdate, by_cluster, membership_events, move_clusters
 from fedclade.algorithms.regrouping import clusters_of
-from fedclade.algorithms.replicated_checks import by_parts, cosines_of
+from fedclade.algorithms.replicated_checks import of_cluster, too_few
 from fedclade.algorithms.rounds_in_parts import Parting
 from fedclade.clustering import training_losses
 from fedclade.core import Clients, ClusterSplit, Event, Node, ParameterTree, Postponed, Round, Tested, Updates, mean
@@ -180,13 +180,11 @@ def _merged(
 
 def _tested(leaf: Node, updates: Updates, made: Updates, tests: CohortTests, level: float, this_round: Round) -> _Found:
     """Test a cluster by the parts of some of its members; put all others that trained to those most like them."""
-    if len(made.ids) < (needed := max(2, this_round.min_clients)):
-        return _Found(leaf, Postponed(leaf.id, len(made.ids), needed), updates)
-    draw, together = this_round.generator(f"shuffles {leaf.id}"), np.zeros(len(made.ids), dtype=np.int64)
-    verdict = by_parts(cosines_of(made), tests.parting.parts, together, level, draw, level_inside=tests.level)
-    clusters = clusters_of(made.ids, verdict.labels)
-    event = Tested(leaf.id, **verdict.criteria, level=level, gamma=verdict.gamma, clusters=clusters)
-    large = [cluster for cluster in clusters if len(cluster) >= SMALLEST_FOUND]
+    if waits := too_few(leaf.id, len(made.ids), this_round):
+        return _Found(leaf, waits, updates)
+    verdict = of_cluster(leaf.id, made, tests.parting.parts, level, this_round, level_inside=tests.level)
+    event = verdict.event(Tested, leaf.id, made.ids, level)
+    large = [cluster for cluster in event.clusters if len(cluster) >= SMALLEST_FOUND]
     criteria = {"p_value": verdict.p_value, "gain": verdict.gain}
     return _Found(leaf, event, updates, _nearest(updates, large) if len(large) > 1 else (), criteria)
 

@@ -14,13 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from fedclade.algorithms.cluster_update import ClusterUpdate, by_cluster, move_clusters
 from fedclade.algorithms.regrouping import divided
-from fedclade.algorithms.replicated_checks import by_parts, cosines_of
+from fedclade.algorithms.replicated_checks import of_cluster, too_few
 from fedclade.algorithms.rounds_in_parts import Parting
-from fedclade.core import Check, Clients, Event, Node, ParameterTree, Postponed, Regrouped, Round, Tested, Updates
+from fedclade.core import Clients, Event, ParameterTree, Regrouped, Round, Tested
 
 OF_THE_LEVEL = 0.01
 """The share that a test inside a cluster has at a second look."""
@@ -44,19 +42,15 @@ def look_inside(
     updates, made = parting.train(tree, members, cohort, clients, this_round, compares=True)
     trained, events = by_cluster(tree, updates, this_round), list[Event]()
     tree = move_clusters(tree, trained)
+    share = OF_THE_LEVEL * level
     for leaf in several:
         mine = made.select([client for client in leaf.members if client in made.ids])
-        if len(mine.ids) < (needed := max(2, this_round.min_clients)):
-            events.append(Postponed(leaf.id, len(mine.ids), needed))
+        if waits := too_few(leaf.id, len(mine.ids), this_round):
+            events.append(waits)
             continue
-        events.append(event := _tested(leaf, mine, parting.parts, level, this_round))
-        if isinstance(event, Regrouped):
+        verdict = of_cluster(leaf.id, mine, parting.parts, share, this_round, level_inside=share)
+        parted = bool(verdict.labels.any())
+        events.append(event := verdict.event(Regrouped if parted else Tested, leaf.id, mine.ids, share))
+        if parted:
             tree = divided(tree, leaf.id, event.clusters, this_round.number)
     return trained, tree, events
-
-
-def _tested(leaf: Node, made: Updates, parts: int, level: float, this_round: Round) -> Check:
-    draw, together = this_round.generator(f"shuffles {leaf.id}"), np.zeros(len(made.ids), dtype=np.int64)
-    share = OF_THE_LEVEL * level
-    verdict = by_parts(cosines_of(made), parts, together, share, draw, level_inside=share)
-    return verdict.event(Regrouped if verdict.labels.any() else Tested, leaf.id, made.ids, share)

@@ -23,11 +23,11 @@ from scipy.spatial.distance import squareform
 
 from fedclade.algorithms.cluster_update import ClusterUpdate, train_clusters
 from fedclade.algorithms.regrouping import clusters_of
-from fedclade.algorithms.replicated_checks import Verdict, by_halves, by_parts, cosines_of
+from fedclade.algorithms.replicated_checks import Verdict, by_halves, of_cluster, too_few
 from fedclade.algorithms.rounds_in_parts import HALVES, Parting
 from fedclade.algorithms.state import State
 from fedclade.clustering import Labels, Similarity, agglomerate, cosine_similarity, cut
-from fedclade.core import Clients, Event, Node, ParameterTree, Postponed, Round, Tested, Updates
+from fedclade.core import Clients, Event, Node, ParameterTree, Round, Tested, Updates
 
 IN_PARTS = 3
 """Rounds of a cluster."""
@@ -111,29 +111,20 @@ def _halves_due(age: int, members: int, training: int) -> int:
 
 
 def _by_parts(leaf: Node, parting: Parting, made: Updates, this_round: Round, level: float) -> SplitTest:
-    if postponed := _too_few(leaf, made.ids, this_round):
-        return postponed
-    draw = this_round.generator(f"shuffles {leaf.id}")
-    verdict = by_parts(cosines_of(made), parting.parts, _together(made), level / 2, draw, level_inside=level)
+    if waits := too_few(leaf.id, len(made.ids), this_round):
+        return SplitTest(waits)
+    verdict = of_cluster(leaf.id, made, parting.parts, level / 2, this_round, level_inside=level)
     return SplitTest.of(leaf, verdict, made, level / 2)
 
 
 def _by_halves(leaf: Node, clients: Clients, this_round: Round, level: float, *, sent: bool) -> SplitTest:
     ids = HALVES.able(clients.sizes, leaf.members)
-    if postponed := _too_few(leaf, ids, this_round):
-        return postponed
+    if waits := too_few(leaf.id, len(ids), this_round):
+        return SplitTest(waits)
     asked = replace(this_round, purpose="replicate", communicates="updates" if sent else "all")
     made = HALVES.ask(clients, ids, leaf.params[None], asked)
-    if postponed := _too_few(leaf, made.ids, this_round):
-        return postponed
-    verdict = by_halves(made, _together(made), level, this_round.generator(f"shuffles {leaf.id}"))
+    if waits := too_few(leaf.id, len(made.ids), this_round):
+        return SplitTest(waits)
+    together = np.zeros(len(made.ids), dtype=np.int64)
+    verdict = by_halves(made, together, level, this_round.generator(f"shuffles {leaf.id}"))
     return SplitTest.of(leaf, verdict, made, level)
-
-
-def _together(made: Updates) -> Labels:
-    return np.zeros(len(made.ids), dtype=np.int64)
-
-
-def _too_few(leaf: Node, ids: Sequence[int], this_round: Round) -> SplitTest | None:
-    needed = max(2, this_round.min_clients)
-    return SplitTest(Postponed(leaf.id, len(ids), needed)) if len(ids) < needed else None
