@@ -210,6 +210,16 @@ def test_the_order_of_clients_changes_nothing_but_the_order():
     assert same_partition(one.labels[order], other.labels)
 
 
+def test_rounding_changes_neither_the_clusters_nor_their_order():
+    """A level of 0.3 is one at which what is drawn decides, so it has to be drawn in the same order."""
+    for seed in range(12):
+        signatures = parts_of([0, 1, 2, 3] * 2, 2, 2.0, seed)
+        rounded = signatures * (1 + 1e-7 * torch.randn(signatures.shape, generator=torch.Generator().manual_seed(seed)))
+        one, other = (found(each, 0.3, seed).labels.tolist() for each in (signatures, rounded))
+        assert one == other
+        assert list(dict.fromkeys(one)) == [*range(max(one) + 1)], "numbered as they first appear"
+
+
 @pytest.mark.parametrize(
     ("clients", "examples", "parts"),
     [

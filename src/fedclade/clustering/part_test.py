@@ -33,7 +33,7 @@ import numpy as np
 
 from fedclade.clustering.dendrograms import Dendrograms, Matrix
 from fedclade.clustering.part_similarity import VIEWS, client_similarity, gain_by_parts, improved, noise_of, views_of
-from fedclade.clustering.similarity import Labels
+from fedclade.clustering.similarity import Labels, numbered
 
 CUT = 0.05
 """Share of shuffles in which a cluster costs more than at the cut."""
@@ -141,7 +141,7 @@ def find_by_parts(
         if labels.any() and strength > best.strength:
             _part_further(labels, view, parts, inside, draw)
             if gain_by_parts(similarity, labels, noise_of(similarity, parts)) > 0:
-                best = replace(best, labels=labels, strength=strength, view=number)
+                best = replace(best, labels=numbered(labels), strength=strength, view=number)
     return best
 
 
@@ -171,7 +171,8 @@ def _tested(view: Matrix, parts: int, level: float, draw: np.random.Generator) -
     if p_value > level:
         return np.zeros(len(view) // parts, dtype=np.int64), p_value, strength
     cost = float(np.quantile(shuffled, 1 - max(CUT, level)))
-    return improved(similarity, trees.labels(cost), cost), p_value, strength
+    labels = numbered(improved(similarity, trees.labels(cost), cost))  # a dendrogram's order may be one of rounding
+    return labels, p_value, strength
 
 
 def _shuffled(

@@ -27,6 +27,12 @@ ROUNDING = 1e-6
 """Of cosines in float32: a distance below it is none."""
 
 
+def numbered(labels: Labels) -> Labels:
+    """Give the clusters of ``[n]`` their numbers in the order in which they first appear."""
+    _, first, place = np.unique(labels, return_index=True, return_inverse=True)
+    return first.argsort().argsort()[place]
+
+
 def cosine_similarity(signatures: Tensor) -> Similarity:
     """Return the cosine similarity of every two rows, α of CFL's eq. 51 (or eq. 50, given gradients).
 

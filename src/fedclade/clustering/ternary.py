@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
-from fedclade.clustering.similarity import Labels
+from fedclade.clustering.similarity import Labels, numbered
 
 Points = NDArray[np.float64]
 
@@ -96,10 +96,4 @@ def k_means(points: Points, n_clusters: int, draw: np.random.Generator) -> Label
     distinct, place, counts = np.unique(points, axis=0, return_inverse=True, return_counts=True)
     n_clusters, seed = min(n_clusters, len(distinct)), int(draw.integers(2**32))
     means = KMeans(n_clusters, n_init=50, random_state=seed)  # pyright: ignore[reportArgumentType]
-    return _numbered(means.fit_predict(distinct, sample_weight=counts)[place.ravel()])
-
-
-def _numbered(labels: Labels) -> Labels:
-    """Give clusters their numbers in the order in which they first appear."""
-    _, first, place = np.unique(labels, return_index=True, return_inverse=True)
-    return first.argsort().argsort()[place]
+    return numbered(means.fit_predict(distinct, sample_weight=counts)[place.ravel()])
