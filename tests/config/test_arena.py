@@ -33,8 +33,9 @@ def test_the_arena_is_two_data_sets():
     assert {*found["mnist"][0].configs} - {"oracle"} <= {*cifar10.configs}
 
 
-def test_both_run_in_one_folder_and_are_gathered_from_it(arena, tmp_path: Path):
-    out = tmp_path / "arena"
+def test_both_run_in_one_folder_of_their_name_and_are_gathered_from_it(arena, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where "arena" is the results' folder once there are some
+    out = Path("arena")
     given = ["compare", "arena", "--scale", "smoke", "--out", str(out), "--quiet", "--resume", "--rounds", "3"]
     for pattern in ("cifar10: fedavg", "mnist P(Y) 8: rcfl"):
         assert CliRunner().invoke(app, [*given, "--only", pattern]).exit_code == 0

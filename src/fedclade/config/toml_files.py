@@ -119,7 +119,8 @@ def find_config(name: str) -> Path:
 def find_configs(name: str) -> list[Path]:
     """Return the paths of all configs of a folder, or of the one config that :func:`find_config` finds.
 
-    A folder is the user's, or one that comes with fedclade, such as ``suite``.
+    A folder is the user's, or one that comes with fedclade, such as ``suite``; the latter also where a folder of that
+    name holds no config, as that of the results does.
 
     Raises
     ------
@@ -127,9 +128,9 @@ def find_configs(name: str) -> list[Path]:
         If there is nothing of that name.
     """
     folders = Path(name), config_folder() / name
-    folder = next((each for each in folders if os.path.isdir(each)), None)  # noqa: PTH112 -- as in find_config
-    if folder is None:
+    there = [each for each in folders if os.path.isdir(each)]  # noqa: PTH112 -- as in find_config
+    if not there:
         return [find_config(name)]
-    if not (found := sorted(folder.glob("*.toml"))):
-        raise ConfigError(f"the folder {folder} holds no config: no file ends in .toml")
+    if not (found := next(filter(None, (sorted(each.glob("*.toml")) for each in there)), None)):
+        raise ConfigError(f"the folder {there[0]} holds no config: no file ends in .toml")
     return found
