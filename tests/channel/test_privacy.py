@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+import fedclade
 from fedclade import (
     CFL,
     ConfigError,
@@ -307,6 +308,14 @@ def test_labels_that_weigh_by_their_counts_are_refused_too():
         balanced.check_algorithm(FedAvg())
     replace(balanced, privacy=None).check_algorithm(FedAvg())
     replace(balanced, task=Task(class_weights=[1.0, 2.0])).check_algorithm(FedAvg())
+
+
+def test_columns_scaled_by_the_sums_of_all_clients_are_refused_as_they_are_over_a_network():
+    tables = {str(k): (torch.rand(20, 3), torch.arange(20) % 2) for k in range(3)}
+    both = {name: (table, table) for name, table in tables.items()}
+    with pytest.raises(ConfigError, match="do not tell sums of their data"):
+        run_of(FedAvg(), federation=fedclade.federation(both, standardize="federated"), model="mclr")
+    run_of(FedAvg(), federation=fedclade.federation(both, standardize="client"), model="mclr")
 
 
 def test_what_is_asked_besides_may_depend_on_how_many_clients_there_are():

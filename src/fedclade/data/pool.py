@@ -40,6 +40,11 @@ class Columns:
     std: tuple[float, ...] | None = None
 
     @property
+    def are_scaled_together(self) -> bool:
+        """Whether numbers were scaled by the examples of all clients, and not by each client's own."""
+        return self.mean is not None
+
+    @property
     def described(self) -> dict[str, object]:
         """What is known, as JSON has it."""
         known = {"columns": self.inputs, "labels": self.labels, "mean": self.mean, "std": self.std}

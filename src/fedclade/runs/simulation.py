@@ -11,7 +11,7 @@ from typing import Any, Unpack
 from torch import nn
 
 from fedclade.algorithms import Algorithm, build_algorithm
-from fedclade.channel import Adversary, Faults
+from fedclade.channel import Adversary, Faults, refusal
 from fedclade.core import checked
 from fedclade.data import Federation
 from fedclade.runs.adversaries import Adversaries
@@ -140,6 +140,8 @@ def simulate(
     settings = settings.completed(algorithm)
     settings.check_algorithm(algorithm, len(federation))
     settings.check_min_cluster_size(len(federation))
+    if settings.privacy and federation.pool.columns is not None and federation.pool.columns.are_scaled_together:
+        raise refusal("sums of their data (standardize = 'federated')")
     if settings.evaluate_validation:
         check_validation(everybody)
     task = fitted_task(settings, federation)
