@@ -82,7 +82,7 @@ def test_the_level_of_a_config_says_whom_noise_protects():
         ({"spec": LocalTraining(batch_size=100)}, 1.0, 1),
         ({"personal_epochs": 2}, 10 / 95, 30 + 20),
         ({"replicates": 2}, 10 / 47, 15),  # parts of 47 and 48 examples
-        ({"replicates": 4, "part_size": 20}, 10 / 20, 6),
+        ({"replicates": 4, "part_size": 20}, 4 / 20, 15),  # in batches of 4
         ({"replicates": 4, "spec": LocalTraining(steps=7, batch_size=10)}, 10 / 23, 2),
         ({"part": (1, 2)}, 10 / 47, 15),
     ],
@@ -240,7 +240,7 @@ def test_steps_are_counted_that_are_taken(monkeypatch):
     federation = federation_of(TRUTH, [48] * 8)  # quarters of 12
     run = run_of(ReplicatedCFL(), federation=federation, rounds=2, engine="loop", local=brief)
     stepped = [event for event in run.events if event["kind"] == "stepped"]
-    assert {event["rate"] for event in stepped} == {10 / 12} == set(taken)
+    assert {event["rate"] for event in stepped} == {4 / 12} == set(taken)  # in batches of 4
     assert sum(sum(event["clients"].values()) for event in stepped) * 4 == sum(taken.values())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -32,10 +33,9 @@ def world(sketch: CountSketch | None = None):
 def test_an_answer_is_the_mean_update_of_disjoint_parts_and_all_signatures(dim, part_size):
     clients, _, models = world()
     sketch, asked = CountSketch(5, 92, dim) if dim else None, replace(ASKED, part_size=part_size)
-    parts = [
-        clients.train(IDS, models, ROWS, replace(asked, replicates=1, part=(k, 3), purpose=f"replicate {k}"))
-        for k in range(3)
-    ]
+    spec = asked.spec.on_part(3, 5) if part_size else asked.spec
+    alone = [replace(asked, spec=spec, replicates=1, part=(k, 3), purpose=f"replicate {k}") for k in range(3)]
+    parts = [clients.train(IDS, models, ROWS, part) for part in alone]
     expected = [sketch.apply(part.signatures) if sketch else part.signatures for part in parts]
     updates = world(sketch)[1].train(IDS, models, ROWS, asked)
     assert updates.ids == tuple(IDS)
@@ -136,4 +136,19 @@ def test_equal_parts_stay_the_same_and_leave_the_rest_out():
 
 def test_a_part_takes_its_share_of_the_steps():
     asked = replace(ASKED, spec=LocalTraining(steps=10, batch_size=5, lr=0.1))
-    assert asked.of_part(0).spec.steps == 4
+    assert asked.of_part(0).spec == replace(asked.spec, steps=4)
+
+
+@pytest.mark.parametrize(
+    ("parts", "size", "batch", "smaller"),
+    [(8, 600, 64, 8), (3, 100, 20, 7), (3, 100, 10, 4), (8, 40, 10, 4), (2, 150, 3, 3), (4, 25, 64, 16), (2, 41, 8, 6)],
+)
+def test_an_equal_part_takes_as_many_steps_as_all_data_in_smaller_batches(parts, size, batch, smaller):
+    """By epochs, and by steps, of which it takes as many as pass its share of the examples; 41 leaves 1 of fours."""
+    spec = LocalTraining(epochs=2, batch_size=batch, lr=0.1, momentum=0.5)
+    asked = replace(ASKED, spec=spec, replicates=parts, part_size=size)
+    made = asked.of_part(1).spec
+    assert made == replace(spec, batch_size=smaller, lr=made.lr)
+    assert made.lr == pytest.approx(0.1 * math.sqrt(smaller / batch))
+    made = replace(asked, spec=replace(spec, epochs=None, steps=24)).of_part(1).spec
+    assert (made.batch_size, made.steps) == (smaller, math.ceil(24 * batch / (smaller * parts)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,6 +12,9 @@ from fedclade.core.errors import require
 from fedclade.core.optimizers import OF_LOCAL_TRAINING, checked_options, optimizer_class, optimizer_name, own_defaults
 
 PRECISIONS = ("float32", "bfloat16")
+
+SMALLEST_BATCH = 4
+"""Examples of a step on a part of a client's data, where a step on all of it has more: of fewer it is mostly noise."""
 
 LARGEST = 3.4e38
 """Largest step size or weight of a penalty: float32 holds no larger number."""
@@ -110,6 +114,21 @@ class LocalTraining:
     def in_epochs(self, epochs: int) -> LocalTraining:
         """Return the same for so many epochs."""
         return replace(self, epochs=epochs, steps=None)
+
+    def on_part(self, parts: int, examples: int) -> LocalTraining:
+        """Return the same for one of r equal parts of a client's data, which has so many examples.
+
+        Batches are an r-th as large, if that leaves :data:`SMALLEST_BATCH` examples, so that the part takes about as
+        many steps as all of the data would, and passes as many examples as a part should. The step size goes down with
+        the square root of the batch's (Krizhevsky 2014, section 5), which leaves the variance of a step as it is. No
+        batch is of one example, which BatchNorm does not take, if there is another way.
+        """
+        batch = max(-(-self.batch_size // parts), min(SMALLEST_BATCH, self.batch_size))
+        while batch < self.batch_size and examples % batch == 1:
+            batch += 1
+        share = self.batch_size / batch
+        steps = None if self.steps is None else math.ceil(self.steps * share / parts)
+        return replace(self, steps=steps, batch_size=batch, lr=(self.lr or 0.0) / math.sqrt(share))
 
     def epochs_with(self, examples: int) -> int:
         """Return how many epochs a client begins that has so many examples."""

@@ -120,8 +120,11 @@ class Round:
 
     def of_part(self, place: int) -> Round:
         """Return the round of the replicate that is made from one part of the data."""
-        steps = self.spec.steps
-        spec = replace(self.spec, steps=-(-steps // self.replicates)) if steps else self.spec  # its share of them
+        spec = self.spec
+        if self.part_size:
+            spec = spec.on_part(self.replicates, self.part_size)
+        elif spec.steps:
+            spec = replace(spec, steps=-(-spec.steps // self.replicates))  # its share of them
         part = place, self.replicates
         return replace(self, spec=spec, replicates=1, part=part, purpose=f"{self.purpose} {place}")
 
