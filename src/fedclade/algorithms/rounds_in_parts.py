@@ -4,6 +4,9 @@ A client's update is then the mean of its parts' updates. So a model that such r
 another, and shuffling parts (:mod:`fedclade.clustering.part_test`) is exact there, as it is at the initial model. A
 model that clients trained on all of their data has learnt examples by heart, and the parts of a client have that in
 common: there the test would part clients of one distribution.
+
+A part has an r-th of the data, and would move the model by an r-th of what all of it does. So it is trained in smaller
+batches, and takes as many steps (:meth:`~fedclade.core.LocalTraining.on_part`).
 """
 
 from __future__ import annotations

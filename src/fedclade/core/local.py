@@ -115,17 +115,19 @@ class LocalTraining:
         """Return the same for so many epochs."""
         return replace(self, epochs=epochs, steps=None)
 
-    def on_part(self, parts: int, examples: int) -> LocalTraining:
-        """Return the same for one of r equal parts of a client's data, which has so many examples.
+    def on_part(self, parts: int, examples: int = 0) -> LocalTraining:
+        """Return the same for one of r parts of a client's data, in which an r-th as many examples pass.
 
-        Batches are an r-th as large, if that leaves :data:`SMALLEST_BATCH` examples, so that the part takes about as
-        many steps as all of the data would, and passes as many examples as a part should. The step size goes down with
-        the square root of the batch's (Krizhevsky 2014, section 5), which leaves the variance of a step as it is. No
-        batch is of one example, which BatchNorm does not take, if there is another way.
+        Of equal parts, which have so many examples, batches are an r-th as large, if that leaves
+        :data:`SMALLEST_BATCH`: a part takes about as many steps as all of the data would. The step size goes by the
+        square root of the batch's (Krizhevsky 2014, section 5), which leaves the variance of a step as it is. No batch
+        is of one example, which BatchNorm does not take, if there is another way.
         """
-        batch = max(-(-self.batch_size // parts), min(SMALLEST_BATCH, self.batch_size))
-        while batch < self.batch_size and examples % batch == 1:
-            batch += 1
+        batch = self.batch_size
+        if examples:
+            batch = max(-(-batch // parts), min(SMALLEST_BATCH, batch))
+            while batch < self.batch_size and examples % batch == 1:
+                batch += 1
         share = self.batch_size / batch
         steps = None if self.steps is None else math.ceil(self.steps * share / parts)
         return replace(self, steps=steps, batch_size=batch, lr=(self.lr or 0.0) / math.sqrt(share))

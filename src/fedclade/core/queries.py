@@ -68,7 +68,8 @@ class Round:
         ``(k, m)``: every client trains on the k-th of m parts of its training data alone, k from 0; None: on all of it.
         Parts are disjoint, of sizes that differ by at most one, and drawn anew in every round.
     part_size
-        Above 0, every part has so many examples, what is left over is in none, and parts are the same in all rounds.
+        Above 0, every part has so many examples, what is left over is in none, and parts are the same in all rounds; of
+        several replicates each is trained as :meth:`LocalTraining.on_part` says.
     personal_epochs
         Above 0, clients train their personal parameters alone for so many epochs, and then the shared ones alone, as
         the local training has it. Otherwise they train all together.
@@ -120,12 +121,7 @@ class Round:
 
     def of_part(self, place: int) -> Round:
         """Return the round of the replicate that is made from one part of the data."""
-        spec = self.spec
-        if self.part_size:
-            spec = spec.on_part(self.replicates, self.part_size)
-        elif spec.steps:
-            spec = replace(spec, steps=-(-spec.steps // self.replicates))  # its share of them
-        part = place, self.replicates
+        spec, part = self.spec.on_part(self.replicates, self.part_size), (place, self.replicates)
         return replace(self, spec=spec, replicates=1, part=part, purpose=f"{self.purpose} {place}")
 
     def examples(self, count: int, key: int, copies: Indices | None = None) -> Indices:
