@@ -108,7 +108,7 @@ def test_a_run_that_splits_resumes_to_the_same_bytes_in_every_way(way, tmp_path)
 
 def test_a_run_that_splits_by_a_test_resumes_to_the_same_bytes(tmp_path):
     whole = assert_same_end(
-        CFL(criterion="replicated", level=0.5, fallback=True), tmp_path, rounds=4, local=LocalTraining(lr=0.3)
+        CFL(criterion="replicated", level=0.5, fallback=True), tmp_path, rounds=4, local=LocalTraining(epochs=6, lr=0.3)
     )
     assert b'"kind": "split"' in whole["events.jsonl"]
 
