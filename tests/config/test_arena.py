@@ -54,6 +54,11 @@ def test_a_method_is_ahead_only_on_folds_that_rcfl_has_run_too(arena):
     assert arena.standings(lines) == ([], ["P(X) 8: `ifca` is 2.8 points ahead"])
 
 
+def test_what_rcfl_finds_is_counted_where_there_is_something_to_find(arena):
+    lines = [line("mnist P(X) 8", "rcfl", 0.9, seed=k, ari=ari) for k, ari in enumerate((1.0, 0.5, None))]
+    assert arena.exact([*lines, line("mnist P(X) 8", "ifca", 0.9, ari=1.0)]) == "1 of 2"
+
+
 def test_each_data_set_has_columns_of_its_own_for_costs(arena):
     lines = [line("cifar10", "ifca", 0.5, seconds=40), line("mnist P(X) 8", "ifca", 0.5), line("cifar10", "apfl", 0.5)]
     _, _, *rows = arena.costs(lines).splitlines()
