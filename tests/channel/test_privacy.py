@@ -311,7 +311,7 @@ def test_labels_that_weigh_by_their_counts_are_refused_too():
 
 
 def test_columns_scaled_by_the_sums_of_all_clients_are_refused_as_they_are_over_a_network():
-    tables = {str(k): (torch.rand(20, 3), torch.arange(20) % 2) for k in range(3)}
+    tables = {str(k): (torch.arange(60.0).reshape(20, 3).cos() + k, torch.arange(20) % 2) for k in range(3)}
     both = {name: (table, table) for name, table in tables.items()}
     with pytest.raises(ConfigError, match="do not tell sums of their data"):
         run_of(FedAvg(), federation=fedclade.federation(both, standardize="federated"), model="mclr")
