@@ -71,7 +71,7 @@ def test_where_the_curve_has_no_knee_nobody_is_alone():
     line = np.arange(6.0)
     assert knee(line) is None
     assert knee(np.array([1.0, 1.1, 1.2, 1.3, 5.0, 5.0])) == 3
-    assert knee(np.array([0.0, 2.5, 5.0, 5.0])) is None  # two that are nearest to each other, and no fall beyond a step
+    assert knee(np.array([0.0, 2.5, 5.0, 5.0])) == 3  # no fall beyond a step, but below the line after the dip
     points = np.array([[0.0], [1.0], [3.0], [4.0]])
     assert epsilon_by_knee(apart(points)) == 1.0
 

@@ -122,7 +122,10 @@ def clustered(descriptors: Vector, dim: int, known: int | None) -> list[int]:
 
 
 def kneedle(y: Vector) -> int | None:
-    """KneeLocator(range(n), y, curve="convex", direction="increasing").elbow; what rounding decides is no knee."""
+    """KneeLocator(range(n), y, curve="convex", direction="increasing").elbow of kneed 0.8.5, the authors' version.
+
+    What rounding decides is no knee.
+    """
     count = len(y)
     x_normalized = np.arange(count) / (count - 1)
     y_normalized = (y - y.min()) / (y.max() - y.min())
@@ -130,12 +133,12 @@ def kneedle(y: Vector) -> int | None:
     maxima = [i for i in range(count) if y_difference[i] >= max(y_difference[max(0, i - 1) : i + 2])]
     minima = [i for i in range(count) if y_difference[i] <= min(y_difference[max(0, i - 1) : i + 2])]
     Tmx = {i: y_difference[i] - 1 / (count - 1) for i in maxima}
-    active, threshold, threshold_index = False, 0.0, 0
+    threshold, threshold_index = 0.0, 0
     for i in range(maxima[0], count - 1):
         if i in maxima:
-            active, threshold, threshold_index = True, Tmx[i], i
+            threshold, threshold_index = Tmx[i], i
         if i in minima:
-            active = False
-        if active and y_difference[i + 1] < threshold - 1e-9:
+            threshold = 0.0
+        if y_difference[i + 1] < threshold - 1e-9:
             return count - 1 - threshold_index
     return None

@@ -84,21 +84,22 @@ def epsilon_by_knee(distances: Distances) -> float:
 def knee(values: NDArray[np.float64]) -> int | None:
     """Return where ascending values begin to rise steeply (Satopaa et al. 2011, Kneedle, sensitivity 1); None: nowhere.
 
-    From the top: the first peak of how far the curve has fallen, beyond a straight line, that is left by more than one
-    step of that line before a dip.
+    From the top: the last peak of how far the curve has fallen, beyond a straight line, when it is left by more than
+    one step of that line, or after a dip for less than the line itself. So does kneed 0.8.5, which FLUX's authors had;
+    from 0.8.6 on no knee is found behind a dip before the next peak.
     """
     count, span = len(values), float(values[-1] - values[0])
     if count < 3 or span == 0:
         return None
     curve = (values[-1] - values[::-1]) / span - np.arange(count) / (count - 1)
     before, after = np.concatenate([curve[:1], curve[:-1]]), np.concatenate([curve[1:], curve[-1:]])
-    peak: int | None = None
+    peak, least = None, 0.0
     for place in range(count - 1):
+        if curve[place] >= max(before[place], after[place]):
+            peak, least = place, curve[place] - 1 / (count - 1)
         if curve[place] <= min(before[place], after[place]):
-            peak = None
-        elif curve[place] >= max(before[place], after[place]):
-            peak = place
-        if peak is not None and curve[place + 1] < curve[peak] - 1 / (count - 1) - ROUNDING:
+            least = 0.0
+        if peak is not None and curve[place + 1] < least - ROUNDING:
             return count - 1 - peak
     return None
 
