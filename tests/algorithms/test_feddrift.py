@@ -152,6 +152,23 @@ def test_the_model_that_was_used_least_recently_makes_room():
     assert move.assigned.tolist() == [[0, 0], [2, 1], [1, 2], [1, 4]]
 
 
+@pytest.mark.parametrize("start", ["alone", "together"])
+def test_clients_may_all_come_after_the_first_rounds(tmp_path, start):
+    federation, hours = federation_of([0, 0, 1]), tmp_path / "hours.csv"
+    names = [str(federation.by_id[client].name) for client in federation.ids]
+    hours.write_text("client,from,to\n" + "".join(f"{name},1.5,90\n" for name in names))
+    run = simulate(
+        FedDrift(start=start),
+        linear(),
+        federation,
+        rounds=4,
+        local=SPEC,
+        presence=Churn(trace=str(hours), round_seconds=1.0, trace_period=100.0),
+    )
+    assert run.summary["rounds"] == 4
+    assert {0} != set(run.tree.leaf_of.values()) or start == "together"
+
+
 def test_newcomers_take_the_most_accurate_model():
     late = federation_of([0, 0, 1, 1, 0, 1], sizes=[100] * 6)
     newcomers = replace(late, clients=late.clients[4:], true_clusters={4: 0, 5: 1})

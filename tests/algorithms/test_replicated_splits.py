@@ -141,6 +141,12 @@ def test_a_cluster_of_clients_too_small_for_parts_trains_on_all_they_have():
     torch.testing.assert_close(parts[1].updates.deltas, whole.deltas)
 
 
+def test_few_clients_that_claim_few_examples_do_not_make_the_parts_small():
+    honest = dict.fromkeys(range(10), 100)
+    assert Parting.of(honest | {0: 2, 1: 2}, 0.01) == Parting.of(dict.fromkeys(range(8), 100), 0.01)
+    assert Parting.of(honest | dict.fromkeys(range(4), 2), 0.01) == Parting.of(dict.fromkeys(range(6), 100), 0.01)
+
+
 @pytest.mark.parametrize(
     "setting",
     [{"eps1": 0.1}, {"eps2": 2.0}, {"gamma_max": 0.1}, {"split_rounds": (3,)}, {"similarity": "gradients"}],

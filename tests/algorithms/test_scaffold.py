@@ -10,6 +10,7 @@ import torch
 
 from fedclade import ConfigError, FedAvg, LocalTraining, Scaffold
 from fedclade.core import Round
+from fedclade.runs.churn import ChurningClients
 from fedclade.training import PERSONAL, SimulatedClients
 from tests.reference.scaffold import scaffold
 from tests.tiny import Metered, federation_of, perceptron, play, simulated
@@ -54,6 +55,18 @@ def test_with_one_client_the_corrections_cancel():
 def test_c_is_the_mean_of_the_clients_own():
     clients, params = simulated(world(), perceptron())
     state = play(Scaffold(), clients, params, 4, spec=SPEC, fraction=0.5).states[-1]
+    zeros = torch.zeros_like(params)
+    mean = sum(size / sum(SIZES) * clients.store.latest(k).get("rule/c", zeros) for k, size in enumerate(SIZES))
+    torch.testing.assert_close(state.control, mean, rtol=0, atol=1e-5)
+
+
+def test_c_is_the_mean_over_newcomers_too():
+    clients, params = simulated(world(), perceptron())
+    method, coming = Scaffold(), ChurningClients(clients, {2: 2, 3: 2}, {})
+    state = method.init(params, coming)
+    for number, cohort in ((1, [0, 1]), (2, [0, 2]), (3, [1, 2])):
+        state, _ = coming.begin(method, state, Round(number, SPEC))
+        state, _ = method.step(state, cohort, coming, Round(number, SPEC))
     zeros = torch.zeros_like(params)
     mean = sum(size / sum(SIZES) * clients.store.latest(k).get("rule/c", zeros) for k, size in enumerate(SIZES))
     torch.testing.assert_close(state.control, mean, rtol=0, atol=1e-5)

@@ -15,7 +15,20 @@ from fedclade import Aggregation, Signature, simulate
 from fedclade.algorithms import CFL, FedAvg
 from fedclade.channel import Channel, Limiting, Middleware, Retrying
 from fedclade.channel.limits import StartModel
-from fedclade.core import OWN, Clients, Limits, LocalTraining, Mixture, Query, R, Round, UpdateQuery, Updates
+from fedclade.core import (
+    OWN,
+    Clients,
+    Evaluation,
+    EvaluationQuery,
+    Limits,
+    LocalTraining,
+    Mixture,
+    Query,
+    R,
+    Round,
+    UpdateQuery,
+    Updates,
+)
 from tests.tiny import federation_of, perceptron
 
 D = 2
@@ -154,6 +167,24 @@ def test_a_weight_is_at_most_so_many_times_the_median_clients():
     assert limiting.weights({0: 10**9}) == {0: 10**9}
     assert limiting.weights({}) == {}
     assert Limiting(LONG, D, lambda: sizes).weights({0: 1, 1: 10**9}) == {0: 1, 1: 10**9}
+
+
+class Scoring(Sending):
+    """Clients that claim to have scored so many examples."""
+
+    def ask(self, query: Query[R], /) -> R:
+        assert isinstance(query, EvaluationQuery)
+        examples = torch.tensor([self._sizes[client] for client in query.ids])
+        nothing = torch.zeros(len(query.ids), dtype=torch.float64)
+        return Evaluation(tuple(query.ids), nothing[:, None], nothing, examples)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(("split", "expected"), [("validation", 120), ("train", 120), ("test", 2**53)])
+def test_scores_that_choices_are_made_by_weigh_no_more_than_the_limit(split: Any, expected: int):
+    clients = Scoring({0: 1.0, 1: 1.0, 2: 1.0}, sizes={0: 60, 1: 2**53, 2: 50})
+    limiting = Limiting(Limits(largest_weight=2.0), D, lambda: clients.sizes)
+    found = Channel(clients, limiting).evaluate([0, 1, 2], torch.zeros(1, D + 1), [0, 0, 0], split)
+    assert found.examples.tolist() == [60, expected, 50]
 
 
 def test_what_is_said_of_a_client_is_all_said():

@@ -47,8 +47,7 @@ def theirs(rule: Any, rows: Tensor) -> Tensor:
 
 
 def made(rows: Tensor, rule: Any, f: int, **how: Any) -> Tensor:
-    ones = torch.ones(len(rows), dtype=torch.float64)
-    return rules.robust(rows, ones, rows.shape[1], Aggregation(rule=rule, byzantine=f / len(rows), **how))
+    return rules.robust(rows, rows.shape[1], Aggregation(rule=rule, byzantine=f / len(rows), **how))
 
 
 @pytest.mark.parametrize(("n", "f"), SHAPES)

@@ -91,8 +91,9 @@ def flex_cfl(
             if mine := [i for i in S_t if i in g[j]]:
                 n = {i: len(federation_of(t).by_id[i].train) for i in mine}
                 W[j] = sum(n[i] / sum(n.values()) * trained(i, W[j], t) for i in mine)
-        scale = [np.linalg.norm(w_j) for w_j in W]
+        scale, there = [np.linalg.norm(w_j) for w_j in W], [j for j in range(m) if g[j]]
         weights = [[1.0 if k == j else eta_g / scale[k] for k in range(m)] for j in range(m)]
-        W = [sum(weights[j][k] * W[k] for k in range(m)) / sum(weights[j]) for j in range(m)]  # eq. 4
-        history.append(AfterRound([set(g_j) for g_j in g], list(W), shifted, sum(W) / m))
+        after = {j: sum(weights[j][k] * W[k] for k in there) / sum(weights[j][k] for k in there) for j in there}  # eq. 4
+        W = [after.get(j, W[j]) for j in range(m)]
+        history.append(AfterRound([set(g_j) for g_j in g], list(W), shifted, sum(after.values()) / len(there)))
     return history

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedclade import ConfigError, LocalTraining, Oracle, Run, RunError, export_model, simulate
-from fedclade.core import Clustered, ClusterSplit, Joined, Node, ParameterTree, TooFew, Withheld
+from fedclade import ConfigError, FedEM, FedSoft, LocalTraining, Oracle, Run, RunError, export_model, simulate
+from fedclade.core import Clustered, ClusterSplit, Joined, Node, ParameterTree, Rejected, TooFew, Withheld
 from fedclade.report import run_table
 from fedclade.runs.small_clusters import is_withheld, merge_small
 from tests.report.test_tables import lines
@@ -81,6 +81,18 @@ def test_events_say_nothing_of_what_is_gone():
 def says(row, node: int) -> bool:
     """Whether a line of a file is about a node."""
     return isinstance(row, dict) and row.get("node") == node and row["kind"] != "withheld"
+
+
+def test_events_say_nothing_of_small_groups_where_none_is_gone():
+    alone = ParameterTree.root_only(range(10), torch.zeros(1))
+    rejected = Rejected(0, clusters=((7,), (0, 1, 2, 3, 4, 5, 6, 8, 9)), because="fewer than 2 members")
+    assert merge_small(alone, 5, [rejected, TooFew(0, 1)]) == (alone, [TooFew(0, 1)])
+
+
+@pytest.mark.parametrize("algorithm", [FedEM(clusters=2), FedSoft(clusters=2, selection=4)])
+def test_methods_whose_clients_belong_to_all_clusters_are_refused(algorithm):
+    with pytest.raises(ConfigError, match=rf"every client trains all models of {type(algorithm).__name__}"):
+        simulate(algorithm, linear(), FEDERATION, rounds=1, min_cluster_size=3)
 
 
 def test_of_a_small_cluster_nothing_is_reported(tmp_path):

@@ -11,8 +11,9 @@ Where paper and official code leave a choice, this file makes it:
 - Both gradients of a step are on the same batch, at w_i and v̄_i as they are before it (Algorithm 1); the official code
   moves w_i first.
 - v_i begins with w as the client is sent it when it first trains. α_i and v_i move only in rounds in which i is in the
-  cohort, and so does v̄_i, whose w_i is the client's own at the end of its training: that is what the official code
-  validates. A client that has not trained yet, and a newcomer, is served with w.
+  cohort, and so does v̄_i, whose w_i is the client's own at the end of its training. A client that has not trained
+  yet, and a newcomer, is served with w. The mixture is one of parameters, as in the paper; the official code mixes the
+  outputs of both models in training and in validation, which is another method for networks.
 - The global mean is weighted by |D_i| as in FedAvg; the paper's is not. With equal sizes it is the same.
 - v_i and α_i never leave their client.
 """

@@ -50,6 +50,8 @@ class Algorithm(ABC, Generic[S]):
         :class:`~fedclade.models.Parts`.
     clusters_from
         The hyper-parameter that says how many clusters there are, at most as many as clients; empty if none does.
+    is_soft
+        Whether every client belongs to all clusters, each to some degree: its leaf is where it belongs most.
     summary
         A line for ``fedclade ls algorithms``; the docstring's first, if empty.
     simulated
@@ -68,6 +70,7 @@ class Algorithm(ABC, Generic[S]):
     personal: ClassVar[Literal["", "head", "body", "norm"]] = ""
     clusters_from: ClassVar[str] = ""
     simulated: ClassVar[str] = ""
+    is_soft: ClassVar[bool] = False
     summary: ClassVar[str] = ""
     citation: ClassVar[str] = ""
 

@@ -53,7 +53,12 @@ class FedDriftState(State):
 
     @property
     def free(self) -> list[int]:
-        """The leaves of the models that clients may take: some data belongs to them, and nobody is isolated there."""
+        """The leaves of the models that clients may take: some data belongs to them, and nobody is isolated there.
+
+        Before the first step no data belongs to any, and clients may take those that somebody begins with.
+        """
+        if not len(self.assigned):
+            return [leaf.id for leaf in self.tree.leaves if leaf.members]
         apart = set(self.assigned[-1][self.until > 0].tolist())
         return [node for node in self.assigned.unique().tolist() if node and node not in apart]
 

@@ -20,8 +20,8 @@ Where paper and official code leave a choice, this file makes it:
   (official code). A merged model is the mean, weighted by how many (client, step) are assigned to each (official code).
 - A model that is opened takes no part in merging in its step, and is isolated for W steps: nobody else may take it.
 - Where ``models`` limits their number, a new one takes the place of the one that was used least recently, of equals one
-  drawn at random, and if all are used in the step, the client stays with the most accurate (official code). Its
-  count of free places ignores those that merging left; here they are free again.
+  drawn at random, and if all are used in the step, the client stays with the most accurate (official code).
+  There the first new models take the places of those that clients began with; here that is of those least used.
 - All clients, not a cohort, report at the start of a step; one that does not answer stays with its model.
 - A newcomer during a run takes the most accurate model at once. After a run, that with the lowest loss.
 - Another metric than accuracy takes its place where the task has another; δ is in its unit.
@@ -201,6 +201,8 @@ class FedDrift(OneCohort[FedDriftState]):
     ) -> tuple[FedDriftState, list[Event]]:
         """Let newcomers take the most accurate model on their data, which belongs to it in this step."""
         state = state.with_clients(ids)
+        if not len(state.assigned):  # nobody was there so far: the first step takes them as it takes all
+            return state, [Joined(0, tuple(ids))]
         found, _ = accuracies(state.tree, state.free, ids, clients)
         taken = {client: state.free[int(mine.argmax())] for client, mine in found.items()}
         assigned, accuracy = state.assigned.clone(), state.accuracy.clone()

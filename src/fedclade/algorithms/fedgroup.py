@@ -177,15 +177,18 @@ class FedGroup(OneCohort[State]):
         tree = with_groups(state.tree, updates, groups, weighted=self.weighted_start)  # Algorithm 4, line 7
         return State(tree), [part]
 
-    def _client_cold_start(self, state: State, ids: Sequence[int], clients: Clients, this_round: Round) -> State:
-        """Let every one of some clients that is in no group join one (eq. 10)."""
+    def _client_cold_start(
+        self, state: State, ids: Sequence[int], clients: Clients, this_round: Round, *, at_random: bool = True
+    ) -> State:
+        """Let every one of some clients that is in no group join one (eq. 10); at random, if that is how, and allowed."""
         tree = state.tree
         cold = sorted(client for client in ids if tree.leaf_of[client] == 0)
         joined: dict[int, int] = {}
-        if self.rac:
+        at_random = self.rac and at_random
+        if at_random:
             groups = this_round.generator("cold start").integers(self.groups, size=len(cold))
             joined = dict(zip(cold, (1 + groups).tolist(), strict=True))
-        for first in range(0, 0 if self.rac else len(cold), AT_ONCE):
+        for first in range(0, 0 if at_random else len(cold), AT_ONCE):
             updates = pretrain(cold[first : first + AT_ONCE], tree, clients, this_round, self.pretrain_steps)
             groups = directions_to_groups(updates, tree, self.direction).argmax(axis=1)
             joined |= dict(zip(updates.ids, (1 + groups).tolist(), strict=True))

@@ -91,6 +91,7 @@ class FedSoft(OneCohort[FedSoftState]):
     """
 
     state_type = FedSoftState
+    is_soft = True
     clusters_from = "clusters"
     asks_for = "for how many of their training examples each model is best"
 

@@ -17,7 +17,8 @@ Where the paper leaves a choice, this file does as the authors' code does, but f
   pre-trains is in no group until it is sampled.
 - Pre-training takes 50 mini-batches (code; in the paper's earlier version an epoch), V has as many columns as there are
   groups, and who did not pre-train for the groups does so in the first round that it is sampled in (code).
-- The global model is the mean of all groups' models; who is in no group is served with it.
+- A group that everybody has left takes no part in eq. 4 and in the global model (code), which is the mean of the other
+  groups' models; who is in no group is served with it.
 - ``eta_g`` is 0 in the code, and 0.1 in its example.
 """
 
@@ -86,7 +87,7 @@ class FlexCFL(FedGroup):
         shifted = [c for c, has in zip(ids, answers, strict=True) if has and before.leaf_of[c]]
         if shifted:
             left = State(before.reassigned(dict.fromkeys(shifted, 0)))
-            state = self._client_cold_start(left, shifted, clients, this_round)
+            state = self._client_cold_start(left, shifted, clients, this_round, at_random=False)  # as in the code
         migrated = [client for client in shifted if state.tree.leaf_of[client] != before.leaf_of[client]]
         after, log = super().step(state, cohort, clients, this_round)
         events = membership_events(before, state.tree) if shifted else []
@@ -108,13 +109,14 @@ class FlexCFL(FedGroup):
         tree = move_clusters(tree, trained)
         if not any(part.enough for part in trained):
             return tree
-        models = torch.stack([leaf.params for leaf in tree.leaves])
+        leaves = [leaf for leaf in tree.leaves if leaf.members]
+        models = torch.stack([leaf.params for leaf in leaves])
         if self.eta_g:
             models = inter_group(models, self.eta_g, trained[0].updates.n_parameters, averages=True)
-        for leaf, model in zip(tree.leaves, models, strict=True):
+        for leaf, model in zip(leaves, models, strict=True):
             tree = tree.with_model(leaf.id, model)
         return tree.continued(_mean_of_groups(tree))
 
 
 def _mean_of_groups(tree: ParameterTree) -> torch.Tensor:
-    return torch.stack([leaf.params for leaf in tree.leaves]).mean(0)
+    return torch.stack([leaf.params for leaf in tree.leaves if leaf.members]).mean(0)

@@ -42,10 +42,11 @@ class Parting:
         """Choose r and s for these clients; None if their data cannot be parted.
 
         Parts are of one size, or they would not be exchangeable. A few clients that have much less than the others do
-        not decide: those with less than half of what nine in ten have are left out.
+        not decide: those with less than half of what nine in ten have are left out, and those with less than a quarter
+        of what half of them have, since sizes are only claimed, and few examples would leave nothing to test.
         """
         every = np.fromiter(sizes.values(), dtype=np.int64, count=len(sizes))
-        most = every[2 * every >= np.quantile(every, 0.1)]
+        most = every[2 * every >= max(np.quantile(every, 0.1), np.median(every) / 2)]
         return cls._of(len(most), int(most.min()), level)
 
     @classmethod

@@ -9,8 +9,9 @@ Where paper and others leave a choice, this file makes it:
   where local training counts epochs. c and all c_i begin with zeros, and so does c_i of a client that joins later.
 - A client sends Δy_i alone: c_i⁺ − c_i = −c − Δy_i/(K η_l), and the server knows K from the client's |D_i|. So traffic
   is twice that of FedAvg down, and the same up. This is exact if the server receives what the client has trained: where
-  updates are coded or made private, or the server caps |D_i|, c is no longer quite the mean of the c_i; nor is it where
-  an update gets lost, as its client has moved c_i.
+  updates are coded or made private, or the server caps |D_i|, c is no longer quite the mean of the c_i.
+- Who joins has c_i = 0, so c shrinks to the mean over more clients. Where a client leaves, or an update gets lost, whose
+  client has moved c_i, c stays beside the mean of the c_i for good: the model then settles beside the optimum.
 - Means are weighted by |D_i| as in FedAvg, that of the c_i too: c ← c + Σ_{i∈S} |D_i| (c_i⁺ − c_i) / Σ_i |D_i|, below
   over all clients. The algorithm's are not. With equal sizes it is the same.
 - Steps are plain SGD: with momentum (x − y_i)/(K η_l) would not be a mean of gradients, so it is refused.
@@ -34,6 +35,7 @@ from fedclade.core import (
     LARGEST,
     Clients,
     ControlVariates,
+    Event,
     LocalTraining,
     ParameterTree,
     Round,
@@ -82,6 +84,15 @@ class Scaffold(OneCohort[ScaffoldState]):
     def init(self, params: Tensor, clients: Clients) -> ScaffoldState:
         """Put all clients under the global model, with c = 0."""
         return ScaffoldState(ParameterTree.root_only(clients.ids, params), torch.zeros_like(params))
+
+    def join(
+        self, state: ScaffoldState, ids: Sequence[int], clients: Clients, this_round: Round
+    ) -> tuple[ScaffoldState, list[Event]]:
+        """Take newcomers in; c is the mean over the examples of all clients."""
+        sizes = clients.sizes
+        share = 1 - sum(sizes[client] for client in ids) / sum(sizes.values())
+        state, events = super().join(state, ids, clients, this_round)
+        return replace(state, control=share * state.control), events
 
     def step(
         self, state: ScaffoldState, cohort: Sequence[int], clients: Clients, this_round: Round

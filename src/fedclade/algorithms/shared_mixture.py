@@ -20,6 +20,8 @@ class SharedMixture(OneCohort[S]):
     ``clusters`` is their number.
     """
 
+    is_soft = True
+
     clusters: int
 
     @property

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedclade.channel.middleware import Middleware
-from fedclade.core import OWN, Ask, Limits, UpdateQuery, Updates, packed, row_norms
+from fedclade.core import OWN, Ask, Evaluation, EvaluationQuery, Limits, UpdateQuery, Updates, packed, row_norms
 
 ENOUGH = 3  # updates of a cluster whose median is a measure: of two, either could be the wrong one
 
@@ -40,7 +40,8 @@ class StartModel:
 class Limiting(Middleware):
     """Bounds what a single client can do, by rules that an honest one hardly ever meets.
 
-    A client weighs what it says, and at most ``largest_weight`` times as much as the median client. An update that is
+    A client weighs what it says, and at most ``largest_weight`` times as much as the median client; so do its scores on
+    validation and training data. An update that is
     more than ``largest_norm`` times as long as the median of its cluster is left out; so is one whose buffers are. One
     that is more than ``clip_above`` times as long is shortened to that, its parameters and its buffers each by
     themselves; or, if that is shorter, to so many times the median of all clients of the round, since clients that lie
@@ -92,6 +93,13 @@ class Limiting(Middleware):
         if (sink := query.sink) is not None:
             query = replace(query, sink=lambda updates: sink(admitted(updates)))
         return admitted(ask(query))
+
+    def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
+        """Return scores none of which weighs too much where a choice is made by them; those of test data measure."""
+        found = ask(query)
+        if query.split == "test" or not len(found.examples) or math.isinf(self._limits.largest_weight):
+            return found
+        return replace(found, examples=found.examples.clamp(max=self._most(found.examples.tolist())))
 
     def _most(self, sizes: Collection[float]) -> int:
         return max(1, math.floor(self._limits.largest_weight * median_low(sizes)))

@@ -20,11 +20,10 @@ def mean(updates: Updates, *, weighted: bool = True) -> Tensor:
     Unweighted, all clients count alike (CFL Algorithm 5, line 13; FedGroup Algorithm 4, line 7). A run that streams
     cannot do that: it has sums of weighted updates alone, and an UpdateError is raised.
 
-    Where :attr:`Updates.aggregation` names another rule, that takes the place of the mean.
+    Where :attr:`Updates.aggregation` names another rule, that takes the place of the mean, and counts clients alike.
     """
     if (how := updates.aggregation) is not None:
-        sizes = updates.sizes if weighted else torch.ones_like(updates.sizes)
-        return robust(updates.required_deltas, sizes, updates.n_parameters, how)
+        return robust(updates.required_deltas, updates.n_parameters, how)
     if not weighted:
         return updates.required_deltas.mean(dim=0)
     total = updates.sizes.sum()

@@ -9,7 +9,8 @@
 - ``bulyan``: El Mhamdi, Guerraoui, Rouault 2018, section 4. Krum selects n − 2f updates, one after the other from those
   that are left; then each coordinate is the mean of the n − 4f of them nearest to their median; n ≥ 4f + 3.
 - ``geometric_median``: RFA of Pillutla, Kakade, Harchaoui 2019, by their smoothed Weiszfeld algorithm with ν = 1e-6. It
-  is weighted by |D_i|, as there; all others count clients alike.
+  weighs clients alike, as all others do, and not by |D_i|, as there: sizes are only claimed, and with twice the median
+  each a third of the clients would be half of the weight.
 - ``centred_clipping``: Karimireddy, He, Jaggi 2021, section 4: v ← v + 1/n Σ (g_i − v) min(1, τ/‖g_i − v‖).
 - Nearest-neighbour mixing before any of them: Allouah, Farhadkhani, Guerraoui, Gupta, Pinot, Stephan 2023.
 
@@ -48,8 +49,8 @@ WEISZFELD_STEPS = 100
 CLIPPING_STEPS = 5
 
 
-def robust(rows: Tensor, sizes: Tensor, n_parameters: int, how: Aggregation) -> Tensor:
-    """Return one update ``[S]`` from those of n clients, ``[n, S]``, that weigh as their ``sizes`` where the rule does.
+def robust(rows: Tensor, n_parameters: int, how: Aggregation) -> Tensor:
+    """Return one update ``[S]`` from those of n clients, ``[n, S]``, who count alike.
 
     The first D = ``n_parameters`` entries are parameters, the others buffers.
     """
@@ -58,10 +59,10 @@ def robust(rows: Tensor, sizes: Tensor, n_parameters: int, how: Aggregation) -> 
     parameters, buffers = rows[:, :n_parameters], rows[:, n_parameters:]
     if how.mixing:
         parameters = mixed(parameters, how.tolerated(len(rows), (len(rows) - 1) // 2))
-    return torch.cat([_by_rule(parameters, sizes, how), median(buffers)])
+    return torch.cat([_by_rule(parameters, how), median(buffers)])
 
 
-def _by_rule(rows: Tensor, sizes: Tensor, how: Aggregation) -> Tensor:
+def _by_rule(rows: Tensor, how: Aggregation) -> Tensor:
     n = len(rows)
     match how.rule:
         case "mean":
@@ -77,7 +78,7 @@ def _by_rule(rows: Tensor, sizes: Tensor, how: Aggregation) -> Tensor:
         case "bulyan":
             return bulyan(rows, how.tolerated(n, (n - 3) // 4))
         case "geometric_median":
-            return geometric_median(rows, sizes, median(rows))
+            return geometric_median(rows, torch.ones(n), median(rows))
         case "centred_clipping":
             return centred_clipping(rows, torch.zeros_like(rows[0]), how.radius)
 

@@ -192,6 +192,11 @@ class RunSettings:
                 "stream = true: signatures of kind 'full' take as much memory as the updates; set signature.kind = "
                 "'projected'"
             )
+        if self.min_cluster_size > 1 and algorithm.is_soft:
+            problems.append(
+                f"privacy.min_cluster_size = {self.min_cluster_size}: every client trains all models of {name}, so no "
+                "cluster has members that could be counted; leave it out, or take an algorithm with clusters"
+            )
         if self.is_central and (algorithm.needs_updates or algorithm.compares):
             problems.append(
                 f'privacy.model = "central": {name} looks at updates of single clients, and the server has none; take '

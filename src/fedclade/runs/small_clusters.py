@@ -25,11 +25,9 @@ def merge_small(tree: ParameterTree, least: int, events: Sequence[Event]) -> tup
             node, members=(), params=nodes[into].params, cached=None, trained_from=None, continued=None
         )
         _join(tree, nodes, node, into)
-    if not gone:
-        return tree, list(events)
-    merged = ParameterTree(tuple(nodes))
+    merged = ParameterTree(tuple(nodes)) if gone else tree
     shown = [each for event in events for each in _shown(event, merged, set(gone), least)]
-    return merged, [*shown, Withheld(0, len(gone), least)]
+    return merged, [*shown, Withheld(0, len(gone), least)] if gone else shown
 
 
 def is_withheld(tree: ParameterTree, node: int, least: int) -> bool:
