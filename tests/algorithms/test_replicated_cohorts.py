@@ -10,7 +10,7 @@ import torch
 from fedclade import LocalTraining, ReplicatedCFL, simulate
 from fedclade.algorithms import replicated_cfl
 from fedclade.algorithms.replicated_cfl import ReplicatedState
-from fedclade.algorithms.replicated_cohorts import CohortTests
+from fedclade.algorithms.replicated_cohorts import CohortTests, _bounded_sum
 from fedclade.algorithms.rounds_in_parts import Parting
 from fedclade.core import Node, RunInterrupted
 from fedclade.core.queries import Evaluation
@@ -176,3 +176,11 @@ def test_parts_are_those_of_the_half_of_the_clients_that_has_more():
     parting = Parting.of_cohorts(sizes, 0.01, 32)
     assert parting.examples <= 45 < 2 * parting.examples
     assert Parting.of_cohorts(dict.fromkeys(range(50), 1), 0.01, 32) is None
+
+
+def test_what_one_client_says_of_its_losses_does_not_merge_clusters_or_keep_them_apart():
+    honest = [-0.2, -0.3, -0.1, -0.25]
+    assert _bounded_sum(honest) == pytest.approx(-0.85)
+    assert _bounded_sum([*honest, 1e18]) < 0
+    assert _bounded_sum([0.2, 0.3, 0.1, 0.25, -torch.inf]) > 0
+    assert _bounded_sum([]) == 0

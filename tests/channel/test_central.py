@@ -300,6 +300,19 @@ def test_sampling_one_by_one_hides_who_was_sampled_from_the_public_alone():
     assert len({row["clients_trained"] for row in run.metric_rows}) > 1  # Poisson: not always as many
 
 
+def test_a_cluster_of_which_nobody_was_drawn_moves_by_the_noise_alone():
+    federation = federation_of([0, 0, 1, 1])
+    privacy = CentralPrivacy(clip_norm=0.1, noise_multiplier=3.0)
+    options = {"rounds": 1, "local": LocalTraining(batch_size=10), "client_fraction": 1e-6, "evaluate_clients": 1}
+    run = simulate(Oracle(federation.true_clusters), linear(), federation, privacy=privacy, **options)
+    start = Backend.simulated_by(federation, linear(), FedAvg()).initial
+    moves = [leaf.params - start for leaf in run.tree.leaves]
+    assert not torch.equal(*moves)
+    for moved in moves:  # z·C noise on the sum, over 2e-6 clients on average
+        assert float(moved.std()) == pytest.approx(3.0 * 0.1 / 2e-6, rel=0.5)
+    assert run.summary["privacy"]["releases"] == 1
+
+
 def test_what_looks_at_single_updates_is_refused():
     privacy = CentralPrivacy(clip_norm=0.1)
     with pytest.raises(ConfigError, match="CFL looks at updates of single clients, and the server has none"):

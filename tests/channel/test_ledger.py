@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -56,6 +57,18 @@ def test_the_known_value_for_a_multiplier_of_one():
     assert epsilon_of({2.0: 1}, DELTA) == pytest.approx(4.3777, abs=1e-3)
 
 
+def test_those_that_book_at_once_are_all_counted(tmp_path):
+    path = tmp_path / "ledger.json"
+    with ThreadPoolExecutor(8) as pool:
+        for number in pool.map(lambda number: Ledger(path).book(4.0, "run", number), range(24)):
+            assert number is None
+    assert Ledger(path).counted() == {4.0: 24}
+
+
+def test_so_little_noise_that_its_square_is_too_small_costs_all():
+    assert epsilon_of({1e-160: 1}, DELTA) == math.inf
+
+
 def test_nothing_released_costs_nothing_and_one_release_without_noise_costs_all():
     assert epsilon_of({}, DELTA) == 0
     assert epsilon_of({3.0: 5, 0.0: 1}, DELTA) == math.inf
@@ -83,7 +96,7 @@ def test_a_ledger_adds_up_rounds_runs_and_noise(tmp_path):
         ("second", 1, 8.0, 1),
     ]
     assert Ledger(path).spent(DELTA) == epsilon_of({4.0: 3, 8.0: 1}, DELTA)
-    assert [path.name for path in tmp_path.iterdir()] == ["ledger.json"]
+    assert {path.name for path in tmp_path.iterdir()} <= {"ledger.json", ".ledger.json.lock"}
 
 
 def test_who_has_released_nothing_has_spent_nothing(tmp_path):

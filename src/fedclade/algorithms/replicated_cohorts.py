@@ -40,6 +40,9 @@ from fedclade.core import Clients, ClusterSplit, Event, Node, ParameterTree, Pos
 EARLY_TESTS = 3
 """Rounds, from the first, in which the root is tested."""
 
+LARGEST_GAIN = 3.0
+"""Times the median gain of a pair's clients, up or down, that one of them counts with at most."""
+
 SMALLEST_FOUND = 2
 """Clients of a sample that make a cluster; fewer go to the clusters of the others."""
 
@@ -165,9 +168,10 @@ def _merged(
     means = [_mean_model([tree.nodes[leaf] for leaf in pair]) for pair in pairs]
     told = clients.evaluate([client for client, _ in asked], torch.stack(means), [k for _, k in asked], "train")
     answered = set(told.ids)  # each for all of its models, or for none
-    gains = np.zeros(len(pairs))
+    each_gains: list[list[float]] = [[] for _ in pairs]
     for (client, k), loss in zip([each for each in asked if each[0] in answered], told.losses.tolist(), strict=True):
-        gains[k] += lowest[client] - (loss if math.isfinite(loss) else math.inf)
+        each_gains[k].append(lowest[client] - (loss if math.isfinite(loss) else math.inf))
+    gains = np.array([_bounded_sum(of_pair) for of_pair in each_gains])
     done = set[int]()
     for k in np.argsort(-gains, kind="stable").tolist():
         one, other = pairs[k]
@@ -176,6 +180,17 @@ def _merged(
             members: tuple[int, ...] = tree.nodes[other].members
             tree = tree.reassigned(dict(zip(members, [one] * len(members), strict=True))).with_model(one, means[k])
     return tree
+
+
+def _bounded_sum(gains: Sequence[float]) -> float:
+    """Return the sum of what clients gain, none of whom counts more than so many times the median one.
+
+    Losses are only told: one client is not to decide for all.
+    """
+    if not gains:
+        return 0.0
+    most = LARGEST_GAIN * float(np.median(np.abs(gains)))
+    return float(np.sum(np.clip(gains, -most, most)))
 
 
 def _tested(leaf: Node, updates: Updates, made: Updates, tests: CohortTests, level: float, this_round: Round) -> _Found:

@@ -13,7 +13,7 @@ apart get noise of z'/√2, which again is multiplier z'/2; and choices among k 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -26,8 +26,11 @@ from fedclade.core import (
     SENSITIVITY,
     Ask,
     ConfigError,
+    Event,
+    ParameterTree,
     PrivateRelease,
     Question,
+    Round,
     Sums,
     UpdateQuery,
     Updates,
@@ -140,9 +143,10 @@ class NoisySums(Middleware):
     """At the aggregator: puts noise on sums, and lets nothing else of updates pass.
 
     Sums of updates are divided by how many clients were expected where they are sampled, not by how many there are.
+    Without ``sampling``, the share that is drawn, releases count as if all clients were in them.
     """
 
-    def __init__(self, privacy: CentralPrivacy | None = None, sampling: float = 1.0) -> None:
+    def __init__(self, privacy: CentralPrivacy | None = None, sampling: float | None = 1.0) -> None:
         self._privacy, self._sampling = privacy, sampling
         self._events: list[PrivateRelease] = []
 
@@ -150,6 +154,35 @@ class NoisySums(Middleware):
         """Return what was released since the last time."""
         events, self._events = tuple(self._events), []
         return events
+
+    def moved_by_noise(
+        self, tree: ParameterTree, expected: Mapping[int, float], released: Sequence[Event], this_round: Round
+    ) -> tuple[ParameterTree, list[PrivateRelease]]:
+        """Move the models of clusters of which nobody was drawn in a round of training, by the noise of their sums.
+
+        Nobody is to see from a model that stays that none of its clients was there.
+
+        Parameters
+        ----------
+        tree
+            After the round.
+        expected
+            How many clients are drawn of such a cluster on average, by node.
+        released
+            What was released in the round; if there was no sum, the noise is a release.
+        """
+        if (privacy := self._privacy) is None:
+            return tree, []
+        for node, number in expected.items():
+            draw = rng.generator(this_round.seed, "dp noise on sums of nobody", this_round.number, node)
+            params = tree.nodes[node].params
+            noise = torch.from_numpy(draw.standard_normal(len(params))).to(params)
+            tree = tree.moved(node, noise * (privacy.multiplier(None) * privacy.clip_norm / number))
+        if released or not expected:
+            return tree, []
+        return tree, [
+            PrivateRelease(0, "updates", noise_multiplier=privacy.multiplier(None), sampling=self._sampling)
+        ]
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return sums with noise, or choices."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+from filelock import FileLock
 
 from fedclade.core import PrivacyError, appear, import_extra, require
 
@@ -51,7 +54,9 @@ def epsilon_of(releases: Mapping[float, int], delta: float) -> float:
     accounting = import_extra("dp_accounting", "dp-accounting", "privacy", "stating ε")
     if any(z == 0 for z in releases):
         return math.inf
-    precision = sum(n * (SENSITIVITY / z) ** 2 for z, n in releases.items())
+    precision = sum(n * (SENSITIVITY / z) * (SENSITIVITY / z) for z, n in releases.items())
+    if math.isinf(precision):
+        return math.inf
     return float(accounting.get_epsilon_gaussian(1 / math.sqrt(precision), delta)) if precision else 0.0
 
 
@@ -129,11 +134,12 @@ class Ledger:
         OSError
             If the file cannot be written.
         """
-        entries = {(e.run, e.round, e.noise_multiplier): e for e in self.entries()}
-        key = run, number, noise_multiplier
-        entries[key] = Entry(*key, releases=entries[key].releases + 1 if key in entries else 1)
-        check_budget(self.budget, lambda delta: epsilon_of(_counted(entries.values()), delta))
-        write_entries(self.path, entries.values(), level="client", towards="everybody")
+        with alone(self.path):
+            entries = {(e.run, e.round, e.noise_multiplier): e for e in self.entries()}
+            key = run, number, noise_multiplier
+            entries[key] = Entry(*key, releases=entries[key].releases + 1 if key in entries else 1)
+            check_budget(self.budget, lambda delta: epsilon_of(_counted(entries.values()), delta))
+            write_entries(self.path, entries.values(), level="client", towards="everybody")
 
 
 def read_entries(path: Path, kind: type[E]) -> tuple[E, ...]:
@@ -150,6 +156,13 @@ def read_entries(path: Path, kind: type[E]) -> tuple[E, ...]:
             f"the privacy ledger {path} is damaged, so what this client has spent is not known and no update leaves "
             f"it; restore the file from a backup ({type(error).__name__}: {error})"
         ) from error
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Keep others from booking while a ledger is read and written: two processes may serve one client."""
+    with FileLock(path.with_name(f".{path.name}.lock")):
+        yield
 
 
 def write_entries(path: Path, entries: Iterable[Any], **told: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from fedclade.channel.ledger import SENSITIVITY, Budget, Ledger, check_budget, read_entries, write_entries
+from fedclade.channel.ledger import SENSITIVITY, Budget, Ledger, alone, check_budget, read_entries, write_entries
 from fedclade.core import import_extra, require
 
 GRID = 1e-3
@@ -116,13 +116,14 @@ class StepLedger:
         OSError
             If the file cannot be written.
         """
-        entries = {(e.run, e.round, e.noise_multiplier, e.rate): e for e in self.entries()}
-        for rate, steps in rates.items():
-            key = run, number, noise_multiplier, rate
-            before = entries[key].steps if key in entries else 0
-            entries[key] = StepEntry(*key, steps=before + steps)
-        check_budget(self.budget, lambda delta: self._epsilon(entries.values(), delta))
-        write_entries(self.path, entries.values())
+        with alone(self.path):
+            entries = {(e.run, e.round, e.noise_multiplier, e.rate): e for e in self.entries()}
+            for rate, steps in rates.items():
+                key = run, number, noise_multiplier, rate
+                before = entries[key].steps if key in entries else 0
+                entries[key] = StepEntry(*key, steps=before + steps)
+            check_budget(self.budget, lambda delta: self._epsilon(entries.values(), delta))
+            write_entries(self.path, entries.values())
 
     def _epsilon(self, entries: Iterable[StepEntry], delta: float) -> float:
         counted = Counter[tuple[float, float]]()

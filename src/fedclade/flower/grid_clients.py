@@ -39,6 +39,7 @@ from fedclade.flower.policy import check_allowed
 from fedclade.flower.replies import (
     Scores,
     UpdateReply,
+    are_singular,
     evaluation_of,
     examples_trained_on,
     read_scores,
@@ -186,7 +187,7 @@ class GridClients(Workers):
 
         contents, largest = dict.fromkeys(ids, content), 4 * math.prod(shape)
         for client, vectors in self.request(contents, MessageType.QUERY, "subspaces", read, left_out, largest):
-            if bool(torch.isfinite(vectors).all()):
+            if are_singular(vectors):
                 found[place_of[client]] = vectors
         check_allowed("subspaces", ids, left_out, len(self._registry.connected))
         return found

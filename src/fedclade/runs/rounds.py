@@ -21,6 +21,7 @@ from fedclade.core import (
     Evaluation,
     Event,
     ParameterTree,
+    PrivateRelease,
     Round,
     RunError,
     RunInterrupted,
@@ -221,17 +222,24 @@ def step(
     there, fraction, draw = clients.there(state), settings.client_fraction, this_round.generator("cohort")
     if settings.is_central:
         cohort, expected = sampled_singly(there.tree, algorithm.cohort(there, 1.0, draw), fraction, draw)
-        if not cohort:
-            return state, RoundLog({}, {}, events=(*backend.retrying.told(), TooFew(0, 0)))
         this_round = replace(this_round, expected=expected)
     else:
-        cohort = algorithm.cohort(there, fraction, draw)
-    after, log = algorithm.step(state, cohort, clients, this_round)
+        cohort, expected = algorithm.cohort(there, fraction, draw), dict[int, float]()
+    after, log = state, RoundLog({}, {}, events=(TooFew(0, 0),))
+    if cohort:
+        after, log = algorithm.step(state, cohort, clients, this_round)
+    released: tuple[PrivateRelease, ...] = ()
+    if (noisy_sums := backend.noisy_sums) is not None:
+        released = noisy_sums.told()
+        if not cohort or any(event.about == "updates" for event in released):
+            drawn = {there.tree.leaf_of[client] for client in cohort}
+            nobody = {node: n for c, n in expected.items() if (node := there.tree.leaf_of[c]) not in drawn}
+            tree, more = noisy_sums.moved_by_noise(after.tree, nobody, released, this_round)
+            after, released = replace(after, tree=tree), (*released, *more)
     if backend.common is not None:
         after = replace(after, tree=with_common(after.tree, backend.common, clients.sizes))
     named = {event.node for event in log.events if isinstance(event, TooFew)}
     alone = [event for event in clients.left_alone(state.tree, after.tree) if event.node not in named]
-    released = () if backend.noisy_sums is None else backend.noisy_sums.told()
     events = (*backend.retrying.closed(this_round.number), *released, *alone, *log.events)
     return after, replace(log, events=events)
 
