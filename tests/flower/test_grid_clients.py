@@ -211,9 +211,9 @@ def test_subspaces_that_are_none_are_asked_for_again_and_then_left_out():
         lambda honest: vectors(
             subspaces=Array("float32", (1,), RAW, torch.full((4 * 6 * 3,), math.nan).numpy().tobytes())
         )(honest),
-        lambda honest: vectors(
-            subspaces=Array("float32", (1,), RAW, torch.full((4 * 6 * 3,), 1e6).numpy().tobytes())
-        )(honest),
+        lambda honest: vectors(subspaces=Array("float32", (1,), RAW, torch.full((4 * 6 * 3,), 1e6).numpy().tobytes()))(
+            honest
+        ),
     ):
         grid = grid_of(federation_of(FOUR), config=ALL_ALLOWED)
         spoil(grid, BAD, "subspaces", change)

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from flwr.app import RecordDict
 
 from fedclade import Federation, Run, RunError, Task, assign, federation, simulate
 from fedclade.channel import Budget, DifferentialPrivacy
-from fedclade.core import Aggregation, Statistics, UpdateError
+from fedclade.core import Aggregation, Statistics, UpdateError, bounded
 from fedclade.core.errors import ConfigError
 from fedclade.flower import LocalGrid, LocalNode, client_app
 from fedclade.flower.clients_file import CLIENTS
@@ -239,3 +240,41 @@ def test_statistics_survive_a_message_to_the_bit():
     assert torch.equal(again.means, one.means)
     assert again.numbers.tolist() == [True, False]
     assert again.labels.shape == (0,)
+
+
+def honest(seed: int) -> Statistics:
+    """Return what 100 examples come to, of two columns and two labels."""
+    rows = torch.from_numpy(np.random.default_rng(seed).normal((0.5, 10.0), (1.0, 2.0), (100, 2)))
+    mean = rows.mean(0)
+    return Statistics(
+        100, mean, (rows - mean).square().sum(0), torch.tensor([True, True]), torch.tensor([40 + seed, 60 - seed])
+    )
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"squares": torch.tensor([1e300, 1.0], dtype=torch.float64)},
+        {"means": torch.tensor([1e308, 0.0], dtype=torch.float64)},
+        {"count": 10**9, "means": torch.tensor([5.0, -3.0], dtype=torch.float64)},
+        {"count": 10**9, "labels": torch.tensor([10**9, 0])},
+    ],
+)
+def test_one_client_does_not_set_what_all_scale_by(lie):
+    clients = [honest(seed) for seed in range(10)]
+    true, found = (
+        reduce(Statistics.plus, clients),
+        reduce(Statistics.plus, bounded([*clients, replace(honest(10), **lie)])),
+    )
+    assert ((found.mean - true.mean).abs() < 2 * true.std).all()
+    assert (found.std < 5 * true.std).all()
+    assert (found.std > true.std / 2).all()
+    assert int(found.labels.sum()) <= found.count <= 1200
+
+
+def test_honest_statistics_are_within_bounds_to_the_bit():
+    clients = [honest(seed) for seed in range(5)]
+    assert all(a is b for a, b in zip(bounded(clients), clients, strict=True))
+    assert bounded(clients[:2]) == clients[:2]
+    alike = Statistics(9, torch.ones(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64), torch.ones(2) > 0)
+    assert bounded([alike] * 4) == [alike] * 4

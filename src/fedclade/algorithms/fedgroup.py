@@ -180,7 +180,7 @@ class FedGroup(OneCohort[State]):
     def _client_cold_start(
         self, state: State, ids: Sequence[int], clients: Clients, this_round: Round, *, at_random: bool = True
     ) -> State:
-        """Let every one of some clients that is in no group join one (eq. 10); at random, if that is how, and allowed."""
+        """Let every one of some clients that is in no group join one (eq. 10), or where it may be one at random."""
         tree = state.tree
         cold = sorted(client for client in ids if tree.leaf_of[client] == 0)
         joined: dict[int, int] = {}

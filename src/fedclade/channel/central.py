@@ -180,9 +180,7 @@ class NoisySums(Middleware):
             tree = tree.moved(node, noise * (privacy.multiplier(None) * privacy.clip_norm / number))
         if released or not expected:
             return tree, []
-        return tree, [
-            PrivateRelease(0, "updates", noise_multiplier=privacy.multiplier(None), sampling=self._sampling)
-        ]
+        return tree, [PrivateRelease(0, "updates", noise_multiplier=privacy.multiplier(None), sampling=self._sampling)]
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return sums with noise, or choices."""

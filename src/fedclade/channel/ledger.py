@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -159,7 +159,7 @@ def read_entries(path: Path, kind: type[E]) -> tuple[E, ...]:
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
+def alone(path: Path) -> Generator[None]:
     """Keep others from booking while a ledger is read and written: two processes may serve one client."""
     with FileLock(path.with_name(f".{path.name}.lock")):
         yield

@@ -116,7 +116,7 @@ from fedclade.core.question import SENSITIVITY, Cells, Choice, Moments, Question
 from fedclade.core.registry import IGNORED, ClientRegistry, DataSpec, TaskKind
 from fedclade.core.rng import BESIDE
 from fedclade.core.shift_query import ShiftQuery
-from fedclade.core.statistics import Statistics
+from fedclade.core.statistics import Statistics, bounded
 from fedclade.core.tables import flat
 from fedclade.core.tree import Group, ParameterTree
 from fedclade.core.updates import DROPPED_OUT, KEEPS_NONE, LARGEST_NORM, NOT_ASKED, TOO_LATE, Sums, Updates, row_norms
@@ -224,6 +224,7 @@ __all__ = [
     "Workers",
     "appear",
     "at_prompt",
+    "bounded",
     "bring_to_disk",
     "call_own",
     "centre_of",

@@ -10,7 +10,7 @@ import torch
 from flwr.app import MessageType, RecordDict
 from torch import Tensor
 
-from fedclade.core import Statistics, StatisticsQuery, UpdateError
+from fedclade.core import Statistics, StatisticsQuery, UpdateError, bounded
 from fedclade.flower.replies import MOST_EXAMPLES
 from fedclade.flower.wire import Content, shown, typed
 
@@ -43,7 +43,8 @@ def read_statistics(values: Mapping[str, Any], columns: int, labels: int) -> Sta
             raise UpdateError(f"expected {length} {name} of type {kind.__name__}, got {shown(found)}")
         lists[name] = torch.tensor(found, dtype=dtype)
     read = Statistics(count, **lists)
-    possible = 1 <= count <= MOST_EXAMPLES and bool((read.labels >= 0).all()) and int(read.labels.sum()) <= count
+    counted = sum(read.labels.tolist())  # which the tensor's own sum might not hold
+    possible = 1 <= count <= MOST_EXAMPLES and bool((read.labels >= 0).all()) and counted <= count
     if not possible or not bool((read.means.isfinite() & (read.squares >= 0) & read.squares.isfinite()).all()):
         raise UpdateError(f"sums of {count} training examples that no examples come to: {shown(as_values(read))}")
     return read
@@ -52,7 +53,7 @@ def read_statistics(values: Mapping[str, Any], columns: int, labels: int) -> Sta
 def summed(
     query: StatisticsQuery, sizes: Mapping[int, int], columns: int, content: RecordDict, ask: Request
 ) -> Statistics:
-    """Ask clients for theirs, and add them in the order of the query; an UpdateError unless all answer."""
+    """Ask clients for theirs, and add them, within bounds, in the query's order; an UpdateError unless all answer."""
     left_out: dict[int, str] = {}
 
     def read(client: int, content: Content) -> Statistics:
@@ -66,4 +67,4 @@ def summed(
     if left_out:
         told = "; ".join(f"client {client}: {why}" for client, why in sorted(left_out.items()))
         raise UpdateError(f"not all clients tell what their examples come to, by which all scale or weigh: {told}")
-    return reduce(Statistics.plus, (found[client] for client in query.ids))
+    return reduce(Statistics.plus, bounded([found[client] for client in query.ids]))
