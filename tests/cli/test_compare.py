@@ -73,3 +73,45 @@ def _full(source, target):
     if target.name.startswith("comparison."):
         raise OSError(28, "No space left on device")
     source.replace(target)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["compare", "own.toml", "--only", "fedavgg*"], "--only 'fedavgg*' matches none of the runs, which are own"),
+        (
+            ["run", "own.toml", "--set", "min_clients=3"],
+            "min_clients should be at most the clients of a round, 2 of 2, or no model ever moves, got 3",
+        ),
+        (
+            ["run", "own.toml", "--set", "model.name=mlp", "--set", "model.hidden=0"],
+            "model.hidden should be at least 1, got 0",
+        ),
+        (["report", "several"], "take one of several/one, several/two"),
+        (["reproduce", "cfl-fig1-xor", "--scale", "smoke", "--out", "own.toml"], "cannot make the folder own.toml"),
+        (
+            ["reproduce", "cfl-fig1-xor", "--scale", "smoke", "--set", "seeds=x"],
+            "cfl-fig1-xor: seeds should be like [0, 1, 2",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_said_before_anything_runs(arguments, why, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.toml").write_text(SMALL)
+    for scenario in ("one", "two"):
+        (tmp_path / "several" / scenario / "fedavg" / "seed-0").mkdir(parents=True)
+    monkeypatch.setattr(sys, "argv", ["fedclade", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    told = capsys.readouterr()
+    assert why in " ".join((told.out + told.err).split())
+    assert {path.name for path in tmp_path.iterdir()} == {"own.toml", "several"}
+
+
+def test_the_help_of_an_argument_is_shown(monkeypatch, capsys):
+    """Of click from 8.5 on it is lost with the typer that Flower allows."""
+    monkeypatch.setattr(sys, "argv", ["fedclade", "run", "--help"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "A TOML file, or a name of" in capsys.readouterr().out

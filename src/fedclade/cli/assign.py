@@ -49,7 +49,7 @@ def assign_newcomers(
 ) -> None:
     """Send newcomers down the tree of a finished run, and measure what the model that each gets is worth.
 
-    Newcomers are the clients that the run's config held back ([newcomers] clients = 10), or those of another config.
+    Newcomers are the clients that the run's config held back (newcomers.clients = 10), or those of another config.
     """
     if out is not None and out.suffix not in (".csv", ".json"):
         raise RunError(f"--out should end in .csv or .json, got {out}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from time import monotonic
 from typing import Annotated
@@ -12,7 +14,16 @@ from rich.console import Console
 from fedclade.cli import options
 from fedclade.cli.console import new_console, say
 from fedclade.cli.interrupt import interruptible
-from fedclade.config import Batch, Scenario, find_config, find_configs, is_scenario, read_config, read_scenarios
+from fedclade.config import (
+    Batch,
+    Scenario,
+    find_config,
+    find_configs,
+    is_scenario,
+    read_config,
+    read_scenarios,
+    run_name,
+)
 from fedclade.core import ConfigError, RunError
 from fedclade.report import (
     Comparison,
@@ -127,6 +138,7 @@ def compare(
         batch.finished = lambda run, folder: add_figures(run, folder, console)
     found: dict[str, Comparison] = {}
     total = sum(len(each.configs) * (seeds or each.seeds) for each in scenarios)
+    _check_only(only, scenarios, seeds)
     then = f"continue with the same command and --out {target} --resume"
     with progress.shown(), interruptible(lambda: then) as batch.stop:
         for each in scenarios:
@@ -144,6 +156,18 @@ def compare(
     if batch.left:
         say(console, f"{count(len(batch.left), 'run')} of {count(total, 'run')} left: {then}")
     _raise_failures(batch)
+
+
+def _check_only(pattern: str, scenarios: Sequence[Scenario], seeds: int | None) -> None:
+    """Check that a pattern matches the name of some run; a ConfigError names some."""
+    names = [
+        run_name(f"{each.name}: " if each.name else "", label, seed, seeds or each.seeds)
+        for each in scenarios
+        for label in each.configs
+        for seed in range(seeds or each.seeds)
+    ]
+    if not any(fnmatch(name, pattern) for name in names):
+        raise ConfigError(f"--only {pattern!r} matches none of the runs, which are {shortened(names)}")
 
 
 def _save_comparison(comparison: Comparison | SuiteComparison, target: Path, console: Console) -> None:

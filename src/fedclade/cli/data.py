@@ -36,7 +36,7 @@ def build(
 ) -> None:
     """Write the clients' data to a folder, from which runs map it: memory then holds what is used.
 
-    A run takes it by folder = "DIR" in its [data] section, without any other key of how data are shared out.
+    A run takes it by folder = "DIR" in its data section, without any other key of how data are shared out.
 
     'planted' makes clients up, of any number: --set data.clients=1000000 data.clusters=4 data.features=20.
 

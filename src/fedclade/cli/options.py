@@ -67,7 +67,7 @@ Log = Annotated[
         help=f"Track every round: {', '.join(TRACKERS)}, or your own module:factory; may be repeated.",
     ),
 ]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No progress bars; only the result.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No progress bars; only the result, or where it is.")]
 
 
 def overrides(override: Sequence[str] | None, **settings: int | str | None) -> list[str]:

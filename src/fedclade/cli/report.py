@@ -12,7 +12,7 @@ from rich.console import Console
 
 from fedclade.cli.console import new_console, say
 from fedclade.core import RunError
-from fedclade.report import Comparison, add_figures, cluster_table, decision_tables, run_table
+from fedclade.report import Comparison, add_figures, cluster_table, decision_tables, run_table, shortened
 from fedclade.report.page import REPORT, RunView, comparison_page, run_labels, run_page, write_page
 from fedclade.runs import Run, is_finished, is_unfinished, read_newcomers
 from fedclade.tasks import noted_metrics
@@ -107,6 +107,11 @@ def _run_folders(folders: Sequence[Path]) -> list[Path]:
     for folder in folders:
         is_run = is_finished(folder) or is_unfinished(folder)
         within = [] if is_run else sorted(path.parent for path in folder.glob("*/seed-*/summary.json"))
+        if not is_run and not within and (scenarios := sorted({*folder.glob("*/*/seed-*/")})):
+            inside = shortened(sorted({str(path.parent.parent) for path in scenarios}))
+            raise RunError(
+                f"{folder} compares several tasks, each of which has a report of its own; take one of {inside}"
+            )
         found += within or [folder]
     if twice := [folder for i, folder in enumerate(found) if folder in found[:i]]:
         raise RunError(f"each run can be compared once, got {twice[0]} more than once")

@@ -18,7 +18,7 @@ from rich.text import Text
 from fedclade.cli import options
 from fedclade.cli.console import new_console
 from fedclade.cli.interrupt import interruptible
-from fedclade.core import ConfigError, MissingExtraError, appear, unknown
+from fedclade.core import ConfigError, MissingExtraError, RunError, appear, unknown
 from fedclade.papers import (
     EXPERIMENTS,
     Experiment,
@@ -89,7 +89,10 @@ def reproduce(
                 console.print(f"[yellow]{experiment.name} is left out:[/] {what}\n")
                 continue
             folder = out or Path("reproduced") / f"{experiment.name}-{scale.value}"
-            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise RunError(f"cannot make the folder {folder}: {error}; give another by --out") from error
             console.print(Text(f"{experiment.name}: {experiment.title}", style="bold"))
             result = measure(
                 experiment,

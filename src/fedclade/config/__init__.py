@@ -3,7 +3,7 @@
 The command line, the network and the papers import it; it imports the rooms whose settings it checks.
 """
 
-from fedclade.config.batch import Batch
+from fedclade.config.batch import Batch, run_name
 from fedclade.config.build import Building
 from fedclade.config.check import WRITTEN_ONLY, check_config, read_config
 from fedclade.config.scenario import Scenario, is_scenario, known_scales, read_scenario, read_scenarios
@@ -28,4 +28,5 @@ __all__ = [
     "read_scenario",
     "read_scenarios",
     "read_toml",
+    "run_name",
 ]

@@ -19,6 +19,11 @@ MOST_FEDERATIONS = 3
 """That are kept for the next runs; the data of one may take as much memory as all else."""
 
 
+def run_name(prefix: str, label: str, seed: int, seeds: int) -> str:
+    """Return what a run is called, of so many seeds of one config."""
+    return f"{prefix}{label}" + (f" seed {seed}" if seeds > 1 else "")
+
+
 @dataclass
 class Batch:
     """Runs configs one after the other, and goes on with the next when one fails.
@@ -51,7 +56,7 @@ class Batch:
         runs: dict[str, list[Run]] = {}
         for label, config in configs.items():
             for seed in range(seeds):
-                name = f"{prefix}{label}" + (f" seed {seed}" if seeds > 1 else "")
+                name = run_name(prefix, label, seed, seeds)
                 folder = target / label / f"seed-{seed}"
                 if not is_finished(folder) and (self.over() or not fnmatch(name, self.only)):
                     self.left.append(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from fedclade.data import (
     partition_named,
     shift_named,
 )
-from fedclade.models import FROM_DATA, PARTS, Parts, model_factory
+from fedclade.models import FROM_DATA, PARTS, Parts, check_widths, model_factory
 from fedclade.runs import RunSettings
 from fedclade.tasks import is_share
 from fedclade.training import check_engine
@@ -113,7 +114,8 @@ def _check_together(
             stream=top.stream, signature=right["signature"], privacy=private, min_cluster_size=least, aggregate=rule
         )
         clients = 0 if data is None else data.get("clients") or 0
-        problems.collect("", settings.check_min_cluster_size, clients)
+        rounds = replace(settings, min_clients=top.min_clients, client_fraction=top.client_fraction)
+        problems.collect("", rounds.check_enough, clients)
         problems.collect("", settings.check_algorithm, algorithm)
 
 
@@ -200,6 +202,7 @@ def _model(section: Section, problems: _Problems) -> Section:
     parts = problems.building("model", Parts, {key: section[key] for key in PARTS if key in section})
     arguments = {key: value for key, value in options(section).items() if key not in PARTS}
     fitted = problems.collect("model", check_arguments, "[model]", factory, arguments, FROM_DATA, positional=True)
+    problems.collect("", check_widths, str(name), fitted or {})
     filled = {**defaults(factory, FROM_DATA, positional=True), **(fitted or {})}
     return {"name": name, **filled, **({} if parts is None else parts.as_dict())}
 

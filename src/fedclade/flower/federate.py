@@ -213,7 +213,7 @@ def federate(
         raise ConfigError(f"{type(algorithm).__name__} runs in a simulation alone, since {algorithm.simulated}")
     settings = settings.completed(algorithm)
     settings.check_algorithm(algorithm, len(joined))
-    settings.check_min_cluster_size(len(joined))
+    settings.check_enough(len(joined))
     if network.secure_aggregation:
         check_sums(settings, algorithm)
     task = settings.task.of(joined.schema)

@@ -4,7 +4,7 @@ Runs, the network and reports import it; it imports :mod:`fedclade.core` alone.
 """
 
 from fedclade.models.adapter_files import load_adapter, save_adapter
-from fedclade.models.build import FROM_DATA, MODELS, Model, build_model, model_factory
+from fedclade.models.build import FROM_DATA, MODELS, Model, build_model, check_widths, model_factory
 from fedclade.models.lora import LoRA, LoRALinear
 from fedclade.models.parts import PARTS, Parts, Preset, freeze
 
@@ -18,6 +18,7 @@ __all__ = [
     "Parts",
     "Preset",
     "build_model",
+    "check_widths",
     "freeze",
     "load_adapter",
     "model_factory",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedclade.core import ModelError, check_arguments, check_function, known_arguments, named, rng, shown
+from fedclade.core import ModelError, check_arguments, check_function, known_arguments, named, require, rng, shown
 from fedclade.models.convolutional import cifar_cnn, cnn, lenet
 from fedclade.models.dense import mclr, mlp
 from fedclade.models.recurrent import lstm, vector_lstm
@@ -77,6 +77,7 @@ def build_model(
     given = {"input_shape": input_shape, "outputs": outputs, "task": task, "vocabulary_size": vocabulary_size}
     from_data = {key: value for key, value in given.items() if key in known_arguments(factory, positional=True)}
     arguments = check_arguments(f"model {name!r}", factory, arguments or {}, besides=FROM_DATA, positional=True)
+    check_widths(name, arguments)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.torch_seed(seed, "init"))
         try:
@@ -88,6 +89,12 @@ def build_model(
     if not isinstance(module, nn.Module):
         raise ModelError(f"{name!r} should return a torch.nn.Module, got {type(module).__name__}")
     return module
+
+
+def check_widths(name: str, arguments: Mapping[str, Any]) -> None:
+    """Check that the sizes of one of :data:`MODELS` are at least 1; a ConfigError names those that are not."""
+    sizes = {key: value for key, value in arguments.items() if name in MODELS and type(value) is int}
+    require(*((f"model.{key}", value, value >= 1, "at least 1") for key, value in sizes.items()))
 
 
 def model_factory(name: object) -> Factory:

@@ -73,14 +73,26 @@ class Experiment:
         ConfigError
             If that is no setting.
         """
-        for key in changed or {}:
+        for key, value in (changed or {}).items():
             if key not in self.paper:
                 raise ConfigError(unknown(f"setting of {self.name}", key, self.paper))
+            if not _is_alike(value, usual := self.paper[key]):
+                raise ConfigError(f"{self.name}: {key} should be like {usual!r}, got {value!r}")
         return {**self.paper, **({} if scale == "paper" else self.changes[scale]), **(changed or {})}
 
     def differences(self, settings: Settings) -> Mapping[str, tuple[Any, Any]]:
         """Return by name what is set otherwise than in the paper: the paper's value, and ours."""
         return {key: (value, settings[key]) for key, value in self.paper.items() if settings[key] != value}
+
+
+def _is_alike(value: object, usual: object) -> bool:
+    """Return whether a setting is of the kind that it usually is: a whole number is a number, too."""
+    if isinstance(usual, list) and isinstance(value, list):
+        return not usual or all(_is_alike(each, usual[0]) for each in value)
+    numbers = (int, float)
+    if isinstance(usual, float) or (isinstance(usual, int) and not isinstance(usual, bool)):
+        return isinstance(value, int if isinstance(usual, int) else numbers) and not isinstance(value, bool)
+    return usual is None or isinstance(value, type(usual))
 
 
 @dataclass(frozen=True)

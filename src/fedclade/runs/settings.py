@@ -222,11 +222,21 @@ class RunSettings:
         elif self.privacy:
             self.privacy.spent([])
 
-    def check_min_cluster_size(self, clients: int) -> None:
-        """Check that all clients together are enough for a cluster; raises a ConfigError. Of 0 nothing is known."""
-        least = self.min_cluster_size
-        holds = not clients or least <= clients
-        require(("privacy.min_cluster_size", least, holds, f"at most the number of clients, {clients}"))
+    def check_enough(self, clients: int) -> None:
+        """Check that so many clients, 0 if not known, are enough for clusters and rounds; a ConfigError if not."""
+        least, cohort = self.min_cluster_size, max(1, round(self.client_fraction * clients))
+        require(
+            (
+                *("privacy.min_cluster_size", least),
+                not clients or least <= clients,
+                f"at most the number of clients, {clients}",
+            ),
+            (
+                *("min_clients", self.min_clients),
+                not clients or self.min_clients <= cohort,
+                f"at most the clients of a round, {cohort} of {clients}, or no model ever moves",
+            ),
+        )
 
     def as_config(
         self, algorithm: Algorithm, task: FittedTask, engine: str, data: Mapping[str, Any], model: str, **more: Any

@@ -139,7 +139,7 @@ def simulate(
     algorithm.check_clients(len(federation))
     settings = settings.completed(algorithm)
     settings.check_algorithm(algorithm, len(federation))
-    settings.check_min_cluster_size(len(federation))
+    settings.check_enough(len(federation))
     if settings.privacy and federation.pool.columns is not None and federation.pool.columns.are_scaled_together:
         raise refusal("sums of their data (standardize = 'federated')")
     if settings.evaluate_validation:
