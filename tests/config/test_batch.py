@@ -31,10 +31,8 @@ def test_a_batch_goes_on_when_runs_of_it_fail(tmp_path, caplog):
     assert started == [(f"suite: {label} seed {seed}", 1) for label in "abc" for seed in (0, 1)]
     assert finished == [tmp_path / "c" / "seed-0", tmp_path / "c" / "seed-1"]
     assert batch.failures == {
-        "algorithm 'oracle' needs data whose true clusters are known; set data.shift": [
-            "suite: a seed 0",
-            "suite: a seed 1",
-        ],
+        "algorithm 'oracle' needs data whose true clusters are known; set data.shift, or with data of your own "
+        "give Oracle(true_clusters) in Python": ["suite: a seed 0", "suite: a seed 1"],
         "KeyError: 'name'": ["suite: b seed 0", "suite: b seed 1"],
     }
     assert "suite: b seed 0 failed" in caplog.text

@@ -205,7 +205,8 @@ def build_algorithm(
         raise ConfigError("\n".join(f"{option} of {owner} is not set, and has no default" for option in missing))
     if kind is Oracle:
         if true_clusters is None:
-            raise ConfigError("algorithm 'oracle' needs data whose true clusters are known; set data.shift")
+            fix = "set data.shift, or with data of your own give Oracle(true_clusters) in Python"
+            raise ConfigError(f"algorithm 'oracle' needs data whose true clusters are known; {fix}")
         return Oracle(true_clusters, later or {})
     try:
         return kind(**given)

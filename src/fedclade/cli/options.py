@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedclade.core import ConfigError
-from fedclade.runs import Callback, check_free
+from fedclade.runs import Callback, check_free, is_finished, is_unfinished
 from fedclade.trackers import TRACKERS, build_callback
 from fedclade.training import ENGINES, REMOTE, choose_device, memory_bytes
 from fedclade.training import Actors as RayActors
@@ -100,6 +100,8 @@ def target_folder(out: Path | None, name: str, *, resume: bool = False) -> Path:
     if resume and out is None:
         raise ConfigError("--resume needs the folder to continue in; name it with --out")
     if out is not None:
+        if resume and (is_finished(out) or is_unfinished(out)):
+            raise ConfigError(f"{out} is the folder of a single run, and not of several to go on with; name another")
         return out if resume else check_free(out)
     target, n = Path("runs") / name, 1
     while target.exists():

@@ -86,7 +86,7 @@ def sweep_config(
     on = options.actors_of(actors, actor_cores, ray_address)
     if on is not None and not ray:
         raise ConfigError("--actors, --actor-cores and --ray-address are those of Ray; add --ray")
-    target = out if out is not None else options.target_folder(None, f"sweep-{path.stem}", resume=resume)
+    target = options.target_folder(out, f"sweep-{path.stem}", resume=resume or out is not None)
     options.check_machine(device, memory)
     progress = RunProgress(console, quiet=quiet)
 

@@ -43,6 +43,8 @@ class FilesSettings:
     name: str | None = None
 
     def __post_init__(self) -> None:
+        if Path(self.files).is_dir():
+            raise ConfigError(f"files = {self.files!r} is a folder; say which files in it, as '{self.files}/*.csv'")
         if self.client is None and not glob.has_magic(self.files):
             raise ConfigError(
                 f"files = {self.files!r} is one file; say by client = ... which column says whose a row is"

@@ -180,4 +180,6 @@ def _kind(table: Table, column: str, where: str) -> ColumnKind | None:
         return "number"
     if types.is_string(found) or types.is_large_string(found) or types.is_string_view(found):
         return "text"
+    if types.is_binary(found) or types.is_large_binary(found):
+        raise DataError(f"{where}: column {column!r} is not text in UTF-8; save the file as UTF-8")
     raise DataError(f"{where}: column {column!r} should hold numbers or texts, got {found}; leave it out of 'inputs'")

@@ -21,7 +21,7 @@ def target_of(settings: RunSettings, task: FittedTask) -> tuple[str, float] | No
     ((name, score),) = given.items()
     known = {metric.name: metric for metric in task.metrics}
     if name not in known:
-        raise ConfigError(unknown("metric in [target]:", name, known))
+        raise ConfigError(f"{unknown('metric in [target]:', name, known)}; others can be added to task.metrics")
     if known[name].share:
         require((f"target.{name}", score, 0 < score <= 1, "greater than 0 and at most 1"))
     return name, float(score)

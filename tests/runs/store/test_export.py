@@ -159,7 +159,7 @@ def test_the_page_tells_the_same_and_its_python_loads_the_model(run, tmp_path, m
     assert page.startswith(f"# Node {card['node']} of a cfl run\n")
     assert "| exported for | client 7 (c7) |" in page
     assert "| members | 4 clients: 2, 3, 6, 7 |" in page
-    assert "| rounds | as after round 4 of 4; there since round 3 |" in page
+    assert "| rounds | as after round 4 of 4; there since round 4 |" in page
     assert f"| accuracy | {100 * card['accuracy']['mean']:.1f} % (" in page
     (lines,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     assert len(lines.splitlines()) == 2

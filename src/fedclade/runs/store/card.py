@@ -124,7 +124,7 @@ def _facts(card: Card) -> Mapping[str, str]:
         facts["exported for"] += "; a model of its own" if asked.get("own") else ""
     members = card["members"]
     facts["members"] = f"{len(members)} clients: {', '.join(map(str, members))}" if members else "none"
-    when = f"as after round {rounds['trained_until']} of {rounds['run']}; there since round {rounds['born']}"
+    when = f"as after round {rounds['trained_until']} of {rounds['run']}; there since round {rounds['born'] + 1}"
     facts["rounds"] = when if rounds["trained_until"] is not None else f"root of a star, in a run of {rounds['run']}"
     facts["data"] = f"{data['description']}; {data['training_examples']:,} training examples of the members"
     if data.get("scaled") is not None:
