@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby
+
 from rich.markup import escape
 from rich.table import Table
 
@@ -55,15 +58,21 @@ def check_table(run: Run) -> Table:
     table = new_table("Checks")
     for column in CHECK_COLUMNS:
         table.add_column(column, justify="left" if column == "clusters" else "right", no_wrap=True)
-    for at, check in events_of(run.events, Tested, Checked, Regrouped):
-        table.add_row(*check_cells(at, check))
+    for row in check_rows(events_of(run.events, Tested, Checked, Regrouped)):
+        table.add_row(*row)
     return table
 
 
-def check_cells(at: int, check: Check) -> list[str]:
-    """Return what a table says of the check of a round."""
+def check_rows(checks: Sequence[tuple[int, Check]]) -> list[list[str]]:
+    """Return what a table says of checks with their rounds; those of which the same is said are in one row."""
+    alike = groupby(checks, key=lambda each: _check_cells(each[1]))
+    rounds = [(cells, [at for at, _ in together]) for cells, together in alike]
+    return [[f"{at[0]}–{at[-1]}, {len(at)} ×" if len(at) > 1 else str(at[0]), *cells] for cells, at in rounds]
+
+
+def _check_cells(check: Check) -> list[str]:
     numbers = [f"{value:.2g}" for value in (check.p_value, check.level, check.gain, check.gain_before)]
-    return [str(at), clusters_text(check), *numbers, "∞" if check.gamma is None else number(check.gamma)]
+    return [clusters_text(check), *numbers, "∞" if check.gamma is None else number(check.gamma)]
 
 
 def clusters_text(check: Check) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from fedclade.core import Check, Checked, ClusterSplit, Regrouped, Tested
-from fedclade.report.decisions import CHECK_COLUMNS, check_cells, clusters_text
+from fedclade.report.decisions import CHECK_COLUMNS, check_rows, clusters_text
 from fedclade.report.page.section import Section, Table
 from fedclade.report.picture import Axis, Dots, LegendEntry, Line, Panel, Picture, rounds_axis
 from fedclade.report.run_view import RunView
@@ -35,8 +35,7 @@ def checks_section(view: RunView) -> Section | None:
         f"clusters found (dots) and of those kept until then (rings). After {sum(changes)} of {len(checks)} checks "
         f"{'a cluster was split' if splits else 'the clients were regrouped'} (large dots)."
     )
-    rows = [check_cells(at, check) for at, check in checks]
-    table = Table.first("Checks", CHECK_COLUMNS, rows, LISTED, "later check")
+    table = Table.first("Checks", CHECK_COLUMNS, check_rows(checks), LISTED, "later check")
     return Section.of("checks", caption, _picture(view, checks, changes), [table])
 
 
