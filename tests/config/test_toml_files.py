@@ -70,3 +70,12 @@ def test_a_file_is_utf8_whatever_the_locale(tmp_path):
     environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=False)
     assert (told.returncode, told.stdout.decode()) == (0, "{'rounds': 2}\n"), told.stderr.decode()
+
+
+def test_overrides_reach_tables_within_sections():
+    apply_overrides(raw := {"data": {"drift": {"rounds": [2]}}}, ["data.drift.share=0.5", "target.auroc=0.9"])
+    assert raw == {"data": {"drift": {"rounds": [2], "share": 0.5}}, "target": {"auroc": 0.9}}
+    with pytest.raises(ConfigError, match=r"'data\.drift\.share' is not a section"):
+        apply_overrides(raw, ["data.drift.share.deep=1"])
+    with pytest.raises(ConfigError, match=r"takes section\.key=value"):
+        apply_overrides(raw, ["data..share=1"])

@@ -68,17 +68,17 @@ def apply_overrides(raw: Section, overrides: Sequence[str]) -> None:
     for override in overrides:
         path, equals, text = override.partition("=")
         *sections, key = path.strip().split(".")
-        if not equals or not key or len(sections) > 1:
+        if not equals or not all([*sections, key]):
             raise ConfigError(f"--set takes section.key=value, got {shown(override)}")
         try:
             value = _parsed(f"value = {text}", f"--set {shown(override)}")["value"]
         except tomllib.TOMLDecodeError:
             value = text.strip()
-        target = raw
-        for section in sections:
+        target: Any = raw
+        for depth, section in enumerate(sections, start=1):
             target = target.setdefault(section, {})
-        if not isinstance(target, dict):
-            raise ConfigError(f"--set {shown(override)}: {shown(sections[0])} is not a section")
+            if not isinstance(target, dict):
+                raise ConfigError(f"--set {shown(override)}: {shown('.'.join(sections[:depth]))} is not a section")
         target[key] = value
 
 
