@@ -204,10 +204,10 @@ def printed(lines: Sequence[Line]) -> str:
     theirs = json.loads(PRINTED.read_text(encoding="utf-8"))
     levels = (8, 5, 3, 1)
     rows: list[list[str]] = []
-    for method, name in theirs["names"].items():
-        each = theirs["known"][name]
+    for method, name in {"rcfl": "", **theirs["names"]}.items():
+        each = theirs["known"].get(name)  # there is none of rcfl
         ours = [of_level(lines, method, level) for level in levels]
-        rows.append([f"`{method}`", *(f"{each[level - 1]:.1f}" for level in levels), *ours])
+        rows.append([f"`{method}`", *("" if each is None else f"{each[level - 1]:.1f}" for level in levels), *ours])
     columns = ["config", *(f"theirs, {level}" for level in levels), *(f"ours, {level}" for level in levels)]
     return markdown_table(columns, rows)
 
