@@ -85,7 +85,7 @@ def draw(ranks: Ranks, path: Path) -> None:
     """Write the critical-difference diagram: methods on an axis of ranks, and bars over those not told apart."""
     names, bars = list(ranks.mean), ranks.alike()
     half = (len(names) + 1) // 2
-    low, high = np.floor(min(ranks.mean.values())), np.ceil(max(ranks.mean.values()))
+    low, high = 1, len(names)
     top, step = 0.35 * (len(bars) + 1), 0.5
     bottom, margin = -top - step * half, 0.03 * (high - low)
     figure = Figure(figsize=(8, 0.55 * (1.2 - bottom)))
