@@ -226,7 +226,7 @@ def step(
     else:
         cohort, expected = algorithm.cohort(there, fraction, draw), dict[int, float]()
     after, log = state, RoundLog({}, {}, events=(TooFew(0, 0),))
-    if cohort:
+    if cohort or not settings.is_central:
         after, log = algorithm.step(state, cohort, clients, this_round)
     released: tuple[PrivateRelease, ...] = ()
     if (noisy_sums := backend.noisy_sums) is not None:
