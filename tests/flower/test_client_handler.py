@@ -404,7 +404,12 @@ def test_what_it_keeps_only_its_owner_reads(tmp_path: Path):
         os.umask(before)
     modes = {path.name: oct(stat.S_IMODE(path.stat().st_mode)) for path in tmp_path.iterdir()}
     assert set(modes.values()) == {"0o600"}
-    assert {name.partition("-")[0] for name in modes} == {"privacy.json", "policy.json", "residual"}
+    assert {name.partition("-")[0] for name in modes} == {
+        "privacy.json",
+        ".privacy.json.lock",
+        "policy.json",
+        "residual",
+    }
 
 
 def test_answering_imports_nothing_that_a_server_names(monkeypatch: pytest.MonkeyPatch):

@@ -171,8 +171,13 @@ def test_what_the_data_gives_is_no_argument():
 
 
 def test_a_factory_that_fails_names_model_and_arguments():
-    text = re.escape("building model 'mlp' with {'hidden': -1} failed: ")
+    text = re.escape("building model 'torch.nn:Linear' with {'in_features': -1, 'out_features': 2} failed: ")
     with pytest.raises(ModelError, match=text):
+        build_model("torch.nn:Linear", input_shape=(4,), outputs=2, arguments={"in_features": -1, "out_features": 2})
+
+
+def test_a_size_below_one_is_named():
+    with pytest.raises(ConfigError, match=r"model\.hidden should be at least 1, got -1"):
         build_model("mlp", input_shape=(4,), outputs=2, arguments={"hidden": -1})
 
 

@@ -161,7 +161,7 @@ def read_entries(path: Path, kind: type[E]) -> tuple[E, ...]:
 @contextmanager
 def alone(path: Path) -> Generator[None]:
     """Keep others from booking while a ledger is read and written: two processes may serve one client."""
-    with FileLock(path.with_name(f".{path.name}.lock")):
+    with FileLock(path.with_name(f".{path.name}.lock"), mode=0o600):
         yield
 
 
