@@ -115,3 +115,19 @@ def test_the_help_of_an_argument_is_shown(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main()
     assert "A TOML file, or a name of" in capsys.readouterr().out
+
+
+def test_a_report_makes_its_folder_or_says_so_before_it_is_made(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.toml").write_text(SMALL)
+    for arguments, code in (
+        (["run", "own.toml", "--out", "one", "-q"], 0),
+        (["report", "one", "--out", "new/folder/page.html"], 0),
+        (["report", "one", "--out", "own.toml/page.html"], 2),
+    ):
+        monkeypatch.setattr(sys, "argv", ["fedclade", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code in (code, code or None)
+    assert (tmp_path / "new" / "folder" / "page.html").is_file()
+    assert "cannot make the folder own.toml" in " ".join(capsys.readouterr().err.split())

@@ -53,6 +53,7 @@ def assign_newcomers(
     """
     if out is not None and out.suffix not in (".csv", ".json"):
         raise RunError(f"--out should end in .csv or .json, got {out}")
+    options.made_for(out)
     options.check_machine(device, memory)
     console, run = new_console(), Run.load(folder)
     own = _config_of(run, folder)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedclade.core import ConfigError
+from fedclade.core import ConfigError, RunError, make_folder
 from fedclade.runs import Callback, check_free, is_finished, is_unfinished
 from fedclade.trackers import TRACKERS, build_callback
 from fedclade.training import ENGINES, REMOTE, choose_device, memory_bytes
@@ -93,6 +93,16 @@ def check_machine(device: str, memory: str | None) -> None:
     choose_device(device)
     if memory is not None:
         memory_bytes(memory)
+
+
+def made_for(out: Path | None) -> None:
+    """Make the folder of a file that is to be written, before the work; a RunError if that cannot be."""
+    if out is None:
+        return
+    try:
+        make_folder(out.parent)
+    except OSError as error:
+        raise RunError(f"cannot make the folder {out.parent}: {error}; give another by --out") from error
 
 
 def target_folder(out: Path | None, name: str, *, resume: bool = False) -> Path:

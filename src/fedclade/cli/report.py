@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fedclade.cli import options
 from fedclade.cli.console import new_console, say
 from fedclade.core import RunError
 from fedclade.report import Comparison, add_figures, cluster_table, decision_tables, run_table, shortened
@@ -51,6 +52,7 @@ def report(
     """
     if out is not None and out.suffix != ".html":
         raise RunError(f"--out should end in .html, got {out}")
+    options.made_for(out)
     runs, console = _run_folders(folders), new_console()
     if len(runs) == 1:
         page = _report_of_one(runs[0], against, out, console)
