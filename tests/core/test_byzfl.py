@@ -85,7 +85,7 @@ def test_multi_krum_keeps_two_more(byzfl: Any, n: int, f: int):
 @pytest.mark.parametrize(("nu", "steps"), [(0.1, 3), (1.0, 5), (1e-6, 300)])
 def test_the_geometric_median_is_the_same_from_the_same_start(byzfl: Any, n: int, f: int, nu: float, steps: int):
     rows, zeros = drawn(n), torch.zeros(40, dtype=torch.float64)
-    here = rules.geometric_median(rows, torch.ones(n), zeros, nu=nu, steps=steps)
+    here = rules.geometric_median(rows, zeros, nu=nu, steps=steps)
     there = theirs(byzfl.GeometricMedian(nu=nu, T=steps), rows)
     torch.testing.assert_close(here, there, rtol=0, atol=1e-4 if steps > 100 else 1e-7)
     if steps > 100:  # both have arrived, wherever they began

@@ -210,7 +210,7 @@ def _centre(before: Tensor, local: Tensor, share: Weights, updates: Updates) -> 
     if updates.aggregation is None:
         return torch.from_numpy(share).to(local) @ local
     drawn = [client for client, mine in zip(updates.ids, share.tolist(), strict=True) if mine > 0]
-    return centre_of(updates, local, drawn, before, weighted=False)
+    return centre_of(updates, local, drawn, before)
 
 
 def _kept(weights: Mapping[int, Weights]) -> dict[str, Tensor | tuple[int, ...] | None]:

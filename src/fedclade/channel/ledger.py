@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from filelock import FileLock
 
-from fedclade.core import PrivacyError, appear, import_extra, require
+from fedclade.core import OWNER_ONLY, PrivacyError, appear, import_extra, require
 
 FORMAT = 1
 """Version of a ledger's layout."""
@@ -161,7 +161,7 @@ def read_entries(path: Path, kind: type[E]) -> tuple[E, ...]:
 @contextmanager
 def alone(path: Path) -> Generator[None]:
     """Keep others from booking while a ledger is read and written: two processes may serve one client."""
-    with FileLock(path.with_name(f".{path.name}.lock"), mode=0o600):
+    with FileLock(path.with_name(f".{path.name}.lock"), mode=OWNER_ONLY):
         yield
 
 

@@ -59,6 +59,7 @@ from fedclade.core.events import (
     TooFew,
 )
 from fedclade.core.files import (
+    OWNER_ONLY,
     appear,
     bring_to_disk,
     make_folder,
@@ -132,6 +133,7 @@ __all__ = [
     "NOT_ASKED",
     "OF_TORCH",
     "OWN",
+    "OWNER_ONLY",
     "SENSITIVITY",
     "TOO_LATE",
     "VECTORS",

@@ -41,15 +41,13 @@ def mean_of_all(parts: Sequence[Updates]) -> Tensor:
     return torch.stack(each).sum(0)
 
 
-def centre_of(
-    updates: Updates, models: Tensor, members: Sequence[int], before: Tensor, *, weighted: bool = True
-) -> Tensor:
+def centre_of(updates: Updates, models: Tensor, members: Sequence[int], before: Tensor) -> Tensor:
     """Return what a robust rule makes of the models ``[n, S]`` that clients have reached, of some members: ``[S]``.
 
     For methods whose clients reach a centre from elsewhere. The rule is given how far they are from ``before``, where
     the centre was.
     """
-    return before + mean(replace(updates, deltas=models - before).select(members), weighted=weighted)
+    return before + mean(replace(updates, deltas=models - before).select(members))
 
 
 def inter_group(models: Tensor, eta_g: float, n_parameters: int, *, averages: bool = False) -> Tensor:

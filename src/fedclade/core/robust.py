@@ -78,7 +78,7 @@ def _by_rule(rows: Tensor, how: Aggregation) -> Tensor:
         case "bulyan":
             return bulyan(rows, how.tolerated(n, (n - 3) // 4))
         case "geometric_median":
-            return geometric_median(rows, torch.ones(n), median(rows))
+            return geometric_median(rows, median(rows))
         case "centred_clipping":
             return centred_clipping(rows, torch.zeros_like(rows[0]), how.radius)
 
@@ -124,13 +124,11 @@ def _nearest_to_median(rows: Tensor, count: int) -> Tensor:
     return rows.gather(0, nearest).mean(dim=0)
 
 
-def geometric_median(
-    rows: Tensor, weights: Tensor, start: Tensor, *, nu: float = NU, steps: int = WEISZFELD_STEPS
-) -> Tensor:
-    """Return the point ``[m]`` of the least weighted sum of distances to the rows ``[n, m]``, each at least ν."""
+def geometric_median(rows: Tensor, start: Tensor, *, nu: float = NU, steps: int = WEISZFELD_STEPS) -> Tensor:
+    """Return the point ``[m]`` of the least sum of distances to the rows ``[n, m]``, each at least ν."""
     z = start
     for _ in range(steps):
-        betas = weights.double().cpu() / row_norms(rows, z).clamp(min=nu)
+        betas = 1 / row_norms(rows, z).clamp(min=nu)
         before, z = z, (betas / betas.sum()).to(rows) @ rows
         if float(row_norms(z[None], before)) <= 1e-6 * float(row_norms(z[None])):
             break
