@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from fedclade import ConfigError, FedGroup, FlexCFL, LocalTraining
-from fedclade.core import Clients, ShiftQuery, inter_group
+from fedclade.algorithms.cluster_update import ClusterUpdate
+from fedclade.core import Clients, ParameterTree, Round, ShiftQuery, Updates, inter_group
 from fedclade.training.shifts import have_shifted
 from tests.reference.fedavg import as_numpy
 from tests.reference.flexcfl import flex_cfl
@@ -128,3 +129,14 @@ def test_a_step_between_groups_is_an_average_and_leaves_buffers():
 def test_an_option_out_of_range_is_refused(option, value, rule):
     with pytest.raises(ConfigError, match=re.escape(f"algorithm.{option} should be {rule}, got {value!r}")):
         FlexCFL(**{option: value})
+
+
+def test_a_group_that_everybody_has_left_pulls_no_other():
+    models = {1: torch.tensor([3.0, 0.0]), 2: torch.tensor([0.0, 4.0]), 3: torch.tensor([1e6, 1e6])}
+    tree = ParameterTree.star([(0,), (1,), (2,)], torch.zeros(2)).reassigned({2: 1})
+    for leaf, model in models.items():
+        tree = tree.with_model(leaf, model)
+    updates = Updates.received([0], [10], torch.zeros(1, 2), 2, torch.zeros(1), 1)
+    moved = FlexCFL(groups=3, eta_g=0.1)._moved(tree, [ClusterUpdate.of(1, updates, Round(1, LocalTraining()))])
+    assert torch.equal(moved.nodes[3].params, models[3])
+    assert max(float(moved.nodes[node].params.max()) for node in (0, 1, 2)) < 5
