@@ -70,6 +70,8 @@ class Round:
     part_size
         Above 0, every part has so many examples, what is left over is in none, and parts are the same in all rounds; of
         several replicates each is trained as :meth:`LocalTraining.on_part` says.
+    longest
+        How many times its update a client sends, if that lowers the loss of what it trained on; 1: it sends the update.
     personal_epochs
         Above 0, clients train their personal parameters alone for so many epochs, and then the shared ones alone, as
         the local training has it. Otherwise they train all together.
@@ -94,6 +96,7 @@ class Round:
     compares_parts: bool = True
     part: tuple[int, int] | None = None
     part_size: int = 0
+    longest: float = 1.0
     personal_epochs: int = 0
     rule: LocalRule | None = None
     query: int = 0
@@ -122,7 +125,8 @@ class Round:
     def of_part(self, place: int) -> Round:
         """Return the round of the replicate that is made from one part of the data."""
         spec, part = self.spec.on_part(self.replicates, self.part_size), (place, self.replicates)
-        return replace(self, spec=spec, replicates=1, part=part, purpose=f"{self.purpose} {place}")
+        longest = (self.spec.lr or 0.0) / (spec.lr or 1.0)  # as if the step size were that of all data
+        return replace(self, spec=spec, replicates=1, part=part, longest=longest, purpose=f"{self.purpose} {place}")
 
     def examples(self, count: int, key: int, copies: Indices | None = None) -> Indices:
         """Return which of ``count`` training examples the client of a key trains on, ascending.

@@ -43,6 +43,7 @@ from fedclade.training.private_steps import PrivateSteps, check_private, generat
 from fedclade.training.shifts import shifts
 from fedclade.training.stages import Stages, Trained
 from fedclade.training.store import PERSONAL, ClientStore
+from fedclade.training.stretch import stretch
 from fedclade.training.subspaces import subspaces
 from fedclade.training.whole_models import Start, WholeModels
 
@@ -178,7 +179,11 @@ class SimulatedClients(Workers):
         out = deltas if len(blocks) == 1 and not query.own and not self.layout.personal else None
         for places in blocks:
             start = self.whole.start(query, places)
-            moved, mean_losses = self._moved(self._stages.trained(query, places, held), start, query.round, out)
+            clients = self._stages.trained(query, places, held)
+            moved, mean_losses = self._moved(clients, start, query.round, out)
+            if query.round.longest > 1 and self._private is None:  # private examples choose nothing
+                block = list(zip(clients, start.rows, start.anchors, strict=True))
+                stretch(self._workload(block, start.models, query.round), moved, query.round.longest, self._chunk)
             if out is None:
                 deltas[places] = self.whole.settle(query, places, start, moved, mean_losses)
             losses[places] = mean_losses
