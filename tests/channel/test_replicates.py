@@ -34,7 +34,8 @@ def test_an_answer_is_the_mean_update_of_disjoint_parts_and_all_signatures(dim, 
     clients, _, models = world()
     sketch, asked = CountSketch(5, 92, dim) if dim else None, replace(ASKED, part_size=part_size)
     spec = asked.spec.on_part(3, 5) if part_size else asked.spec
-    alone = [replace(asked, spec=spec, replicates=1, part=(k, 3), purpose=f"replicate {k}") for k in range(3)]
+    asked_alone = replace(asked, spec=spec, replicates=1, longest=asked.spec.lr / spec.lr)
+    alone = [replace(asked_alone, part=(k, 3), purpose=f"replicate {k}") for k in range(3)]
     parts = [clients.train(IDS, models, ROWS, part) for part in alone]
     expected = [sketch.apply(part.signatures) if sketch else part.signatures for part in parts]
     updates = world(sketch)[1].train(IDS, models, ROWS, asked)

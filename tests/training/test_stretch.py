@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from fedclade import LocalTraining
+from fedclade.core.params import Layout
+from fedclade.core.queries import Round
+from fedclade.tasks import FittedTask
+from fedclade.training import SimulatedClients
+from fedclade.training.private_steps import PrivateSteps
+from fedclade.training.stretch import JUDGED
+from tests.tiny import FEATURES, LABELS, federation_of, linear, simulated
+
+TIMES, IDS, SIZES = 3.0, range(4), [40] * 4
+
+
+def asked(lr: float) -> Round:
+    spec = LocalTraining(batch_size=4, lr=lr)
+    return Round(1, spec, part=(0, 2), part_size=20, longest=TIMES)
+
+
+def loss_of(module: nn.Module, model: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor) -> float:
+    Layout.of(module).load(model, module)
+    with torch.no_grad():
+        return float(FittedTask().mean_loss(module.eval()(inputs), targets))
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+@pytest.mark.parametrize(("lr", "longer"), [(0.01, {True}), (0.8, {True, False}), (10.0, {False})])
+def test_an_update_is_sent_longer_where_that_lowers_the_loss_of_its_part(lr: float, longer: set[bool], engine: str):
+    federation = federation_of([0, 1, 2, 3], SIZES)
+    clients, params = simulated(federation, linear(), engine)
+    this_round, found = asked(lr), set[bool]()
+    plain = clients.train(IDS, params[None], [0] * 4, replace(this_round, longest=1.0)).required_deltas
+    sent = clients.train(IDS, params[None], [0] * 4, this_round).required_deltas
+    for client in IDS:
+        inputs, targets = federation.examples(client, "train")
+        part = this_round.examples(len(targets), client)
+        losses = [
+            loss_of(linear(), params + times * plain[client], inputs[part], targets[part]) for times in (1.0, TIMES)
+        ]
+        found.add(losses[1] < losses[0])
+        expected = plain[client] * (TIMES if losses[1] < losses[0] else 1.0)
+        torch.testing.assert_close(sent[client], expected)
+    assert found == longer
+
+
+def test_buffers_are_sent_as_they_are():
+    module = nn.Sequential(nn.Linear(FEATURES, LABELS), nn.BatchNorm1d(LABELS))
+    clients, params = simulated(federation_of([0], [40]), module)
+    this_round, parameters = asked(0.01), Layout.of(module).n_parameters
+    plain = clients.train([0], params[None], [0], replace(this_round, longest=1.0)).required_deltas[0]
+    sent = clients.train([0], params[None], [0], this_round).required_deltas[0]
+    torch.testing.assert_close(sent[:parameters], TIMES * plain[:parameters])
+    assert len(plain[parameters:])
+    assert torch.equal(sent[parameters:], plain[parameters:])
+
+
+def test_an_update_that_diverges_stays_as_it_is():
+    clients, params = simulated(federation_of([0], [40]), linear())
+    sent = clients.train([0], params[None], [0], asked(3e38))
+    assert sent.ids == ()
+    assert 0 in sent.left_out
+
+
+def test_examples_that_are_private_choose_nothing():
+    federation, module = federation_of([0], [40]), linear()
+    clients = SimulatedClients(federation, module, engine="loop", private=PrivateSteps(1.0, 0.0))
+    params = Layout.of(module).flatten(module)
+    alike = [clients.train([0], params[None], [0], replace(asked(0.01), longest=times)) for times in (1.0, TIMES)]
+    assert torch.equal(alike[0].required_deltas, alike[1].required_deltas)
+
+
+def test_examples_from_all_over_a_part_decide():
+    """The first quarter, all of one label or two, would be better off with a longer update; every fourth is not."""
+    federation = federation_of([0], [4 * JUDGED])
+    (client,) = federation.clients
+    ordered = client.train[torch.argsort(federation.examples(0, "train")[1], stable=True).numpy()]
+    federation = replace(federation, clients=(replace(client, train=ordered),))
+    clients, params = simulated(federation, linear())
+    inputs, targets = federation.examples(0, "train")
+    this_round = Round(1, LocalTraining(batch_size=64, lr=6.0), longest=TIMES)
+    plain = clients.train([0], params[None], [0], replace(this_round, longest=1.0)).required_deltas
+    at = [
+        [loss_of(linear(), params + times * plain[0], inputs[some], targets[some]) for times in (1.0, TIMES)]
+        for some in (slice(JUDGED), slice(0, None, 4))
+    ]
+    assert at[0][1] < at[0][0]
+    assert at[1][1] > at[1][0]
+    assert torch.equal(clients.train([0], params[None], [0], this_round).required_deltas, plain)
