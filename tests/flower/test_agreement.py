@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fedclade import Aggregation, LocalTraining, ModelError, Run, Signature, simulate
+from fedclade.algorithms import ALGORITHMS as REGISTERED
 from fedclade.algorithms import (
     APFL,
     CFL,
@@ -81,6 +82,9 @@ ALGORITHMS: dict[str, Algorithm] = {
 }
 
 
+WITH_PARTS = ("fedper", "fedrep", "lg_fedavg", "fedbn")
+
+
 def both(
     algorithm: Algorithm, model: Any = perceptron, sizes: Sequence[int] = (60,) * 6, **settings: Any
 ) -> tuple[Run, Run]:
@@ -116,6 +120,21 @@ def _numbers(value: Any) -> Any:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_runs_over_a_grid_as_in_a_simulation(name: str):
     same(*both(ALGORITHMS[name]))
+
+
+def test_every_algorithm_is_among_them():
+    """But for the baselines with parts of their own, which come below, and those that a network refuses by name."""
+    names = {name.partition(" ")[0].rstrip(",") for name in ALGORITHMS}
+    assert names | {*WITH_PARTS} | {"fedbuff", "private_choice"} == {*REGISTERED}
+
+
+@pytest.mark.parametrize("name", WITH_PARTS)
+def test_parts_of_a_model_stay_with_clients_as_in_a_simulation(name: str):
+    kind = REGISTERED[name].algorithm
+    model = layer_normed if name == "fedbn" else perceptron
+    here, there = both(kind(), model, personal=kind.personal)
+    same(here, there)
+    assert here.kept.keys() == set(range(6))
 
 
 @pytest.mark.parametrize("name", ["rcfl", "cfl by a test", "fedavg"])
@@ -233,6 +252,12 @@ def normed(seed: int = 0) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return Normed()
+
+
+def layer_normed(seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(FEATURES, 8), nn.LayerNorm(8), nn.Linear(8, LABELS))
 
 
 def test_buffers_travel_too():

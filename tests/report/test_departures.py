@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 from rich.console import Console
+from torch import nn
 
 from fedclade import LocalTraining, Run, simulate
-from fedclade.algorithms import build_algorithm
+from fedclade.algorithms import ALGORITHMS, build_algorithm
 from fedclade.channel.faults import Faults
 from fedclade.core.events import Clustered
 from fedclade.core.tree import ParameterTree
@@ -19,7 +20,7 @@ from fedclade.report.dendrogram import Merges
 from fedclade.report.outcome import ClientOrder, Outcome
 from fedclade.report.page import Page, RunView, page_html, run_page
 from fedclade.runs.churn import Churn
-from tests.tiny import federation_of, perceptron
+from tests.tiny import FEATURES, LABELS, federation_of, perceptron
 
 TRUTH = [0, 1, 2, 3, 0, 1, 2, 3]
 
@@ -42,9 +43,13 @@ def with_newcomers() -> Federation:
 
 
 def run_of(name: str, **settings) -> Run:
-    algorithm = build_algorithm(name, OPTIONS[name], dict(enumerate(TRUTH)))
-    settings = {"local": LocalTraining(batch_size=12), "rounds": 4, "engine": "loop"} | settings
-    return simulate(algorithm, lambda seed: perceptron(seed), with_newcomers(), **settings)
+    algorithm = build_algorithm(name, OPTIONS.get(name, {}), dict(enumerate(TRUTH)))
+    settings = {"local": LocalTraining(batch_size=12), "rounds": 4, "engine": "loop", "model": perceptron} | settings
+    return simulate(algorithm, settings.pop("model"), with_newcomers(), **settings)
+
+
+def normed(seed: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.LayerNorm(8), nn.Linear(8, LABELS))
 
 
 def reported(run: Run) -> Page:
@@ -71,6 +76,14 @@ WAYS = {
 def test_runs_whose_clients_come_and_go_are_reported(name, way):
     titles = [section.title for section in reported(run_of(name, **WAYS[way])).sections]
     assert {"Parameter tree", "How the clients fared", "Config"} <= set(titles)
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in OPTIONS])
+def test_so_are_those_of_all_other_methods(name: str):
+    """FedBN needs a layer of normalization to keep, and FedBuff draws by its own clock who is there."""
+    ways = {} if name == "fedbuff" else WAYS["leave"]
+    page = reported(run_of(name, **ways, **({"model": normed} if name == "fedbn" else {})))
+    assert {"How the clients fared", "Config"} <= {section.title for section in page.sections}
 
 
 def test_a_similarity_matrix_of_a_client_that_waits_at_an_inner_node_is_reported(make_run):
