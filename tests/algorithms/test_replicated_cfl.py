@@ -435,4 +435,4 @@ def test_clients_that_hold_copies_of_their_examples_are_not_parted_for_that():
 
 def test_a_run_too_short_to_go_apart_is_told_so(caplog):
     simulate(ReplicatedCFL(), linear(), federation_of([0, 1]), rounds=2, engine="loop")
-    assert "ReplicatedCFL lets clients go apart after 3 rounds, and this run has 2" in caplog.text
+    assert "rcfl lets clients go apart after 3 rounds, and this run has 2" in caplog.text

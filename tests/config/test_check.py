@@ -255,3 +255,23 @@ def test_an_adapter_without_targets_is_refused():
         ConfigError, match=r"model.adapter.targets should be at least one pattern, such as 'fc\*', got \(\)"
     ):
         check_config({"model": {"name": "mlp", "adapter": {"rank": 2}}})
+
+
+def test_values_out_of_range_are_told_beside_values_of_a_wrong_type():
+    """And none that only lack what was of a wrong type, such as the clusters of fl_hc."""
+    raw = {
+        "data": {"clients": 0, "samples_per_client": "many"},
+        "local": {"lr": -1, "epochs": "x"},
+        "algorithm": {"name": "ifca", "clusters": "two", "restarts": 0},
+    }
+    with pytest.raises(ConfigError) as error:
+        check_config(raw)
+    told = str(error.value).splitlines()
+    assert [line.partition(", got")[0] for line in told] == [
+        "samples_per_client of [data] should be a whole number or left out",
+        "[data] clients should be at least 1",
+        "clusters of [algorithm] should be a whole number",
+        "algorithm.restarts should be at least 1",
+        "epochs of [local] should be a whole number or left out",
+        "local.lr should be greater than 0",
+    ]

@@ -127,7 +127,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         """Return what a run of so few rounds misses: to go apart."""
         if rounds >= EARLY_ROUNDS:
             return ""
-        needed = f"ReplicatedCFL lets clients go apart after {EARLY_ROUNDS} rounds, and this run has {rounds}"
+        needed = f"rcfl lets clients go apart after {EARLY_ROUNDS} rounds, and this run has {rounds}"
         return f"{needed}: it will be federated averaging; set more rounds"
 
     def init(self, params: Tensor, clients: Clients) -> ReplicatedState:

@@ -154,7 +154,7 @@ def compare(
         except RunError as error:
             batch.failures[str(error)] = ["comparison"]
     if batch.left:
-        say(console, f"{count(len(batch.left), 'run')} of {count(total, 'run')} left: {then}")
+        say(console, f"{len(batch.left):,} of {count(total, 'run')} left: {then}")
     _raise_failures(batch)
 
 

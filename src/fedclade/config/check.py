@@ -147,8 +147,32 @@ class _Problems:
 
     def building(self, section: str, kind: type[Any], settings: Section) -> Any:
         """Return one section of fixed keys, or None if its keys or values are not right."""
-        fitted = self.collect(section, check_arguments, f"[{section}]" if section else "the config", kind, settings)
-        return None if fitted is None else self.collect(section, kind, **fitted)
+        return self.made(section, lambda fitted: kind(**fitted), kind, settings)
+
+    def made(
+        self,
+        section: str,
+        make: Callable[[Section], Any],
+        takers: Any,
+        settings: Section,
+        besides: Collection[str] = (),
+        *,
+        positional: bool = False,
+    ) -> Any:
+        """Return what is made of settings, or None if it refuses them, or :func:`check_arguments` does.
+
+        Where some are of a wrong type, it is tried with the others, whose values may be out of range.
+        """
+        owner, right = f"[{section}]" if section else "the config", dict[str, Any]()
+        for key, value in settings.items():
+            one = self.collect(section, check_arguments, owner, takers, {key: value}, besides, positional=positional)
+            right |= one or {}
+        if not (wrong := settings.keys() - right.keys()):
+            return self.collect(section, make, right)
+        others = _Problems()
+        others.collect(section, make, right)
+        self._lines += [line for line in others._lines if not any(key in line for key in wrong)]  # as if left out
+        return None
 
     def report(self) -> None:
         if self._lines:
@@ -184,13 +208,15 @@ def _data(section: Section, problems: _Problems) -> tuple[Section, bool]:
     if partition is None or shift is None:
         return section, False
     functions = (SOURCES[name].load, partition.split, shift.views, load_federation)
-    fitted = problems.collect("data", check_arguments, "[data]", functions, options(section), _NOT_IN_DATA)
-    if fitted is None:
-        return section, False
-    filled = {**defaults(functions, _NOT_IN_DATA), **fitted}
-    fixed = {key: value for key, value in filled.items() if key in known_arguments(check_data_settings)}
-    holds = problems.collect("data", lambda: check_data_settings(**fixed) or [augment_of(filled["augment"])])
-    return {"name": name, **filled}, holds is not None
+
+    def checked(fitted: Section) -> Section:
+        filled = {**defaults(functions, _NOT_IN_DATA), **fitted}
+        check_data_settings(**{key: filled[key] for key in filled if key in known_arguments(check_data_settings)})
+        augment_of(filled["augment"])
+        return filled
+
+    filled = problems.made("data", checked, functions, options(section), _NOT_IN_DATA)
+    return (section, False) if filled is None else ({"name": name, **filled}, True)
 
 
 def _model(section: Section, problems: _Problems) -> Section:
@@ -213,9 +239,9 @@ def _algorithm(section: Section, problems: _Problems) -> tuple[Section, Algorith
     kind = problems.collect("algorithm", algorithm_class, name)
     if kind is None:
         return section, None
-    fitted = problems.collect(
-        "algorithm", check_arguments, "[algorithm]", kind, options(section), TRUTH, positional=True
-    )
-    # True clusters are not known before there is data.
-    built = None if fitted is None else problems.collect("algorithm", build_algorithm, name, fitted, {})
+
+    def build(fitted: Section) -> Algorithm:
+        return build_algorithm(name, fitted, {})  # true clusters are not known before there is data
+
+    built = problems.made("algorithm", build, kind, options(section), TRUTH, positional=True)
     return (section, None) if built is None else ({"name": name, **options_of(built)}, built)
