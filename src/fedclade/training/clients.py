@@ -179,11 +179,7 @@ class SimulatedClients(Workers):
         out = deltas if len(blocks) == 1 and not query.own and not self.layout.personal else None
         for places in blocks:
             start = self.whole.start(query, places)
-            clients = self._stages.trained(query, places, held)
-            moved, mean_losses = self._moved(clients, start, query.round, out)
-            if query.round.longest > 1 and self._private is None:  # private examples choose nothing
-                block = list(zip(clients, start.rows, start.anchors, strict=True))
-                stretch(self._workload(block, start.models, query.round), moved, query.round.longest, self._chunk)
+            moved, mean_losses = self._moved(self._stages.trained(query, places, held), start, query.round, out)
             if out is None:
                 deltas[places] = self.whole.settle(query, places, start, moved, mean_losses)
             losses[places] = mean_losses
@@ -203,8 +199,16 @@ class SimulatedClients(Workers):
     ) -> tuple[Tensor, Tensor]:
         """Train some clients; return what their whole models moved by, ``[k, F]``, and their losses."""
         block = list(zip(clients, start.rows, start.anchors, strict=True))
-        if this_round.personal_epochs == 0:
-            return self._train_block(block, start.models, this_round, start.optimizer, out=out)
+        if this_round.personal_epochs:
+            moved, losses = self._moved_apart(block, start, this_round)
+        else:
+            moved, losses = self._train_block(block, start.models, this_round, start.optimizer, out=out)
+        if this_round.longest > 1 and self._private is None:  # private examples choose nothing
+            stretch(self._workload(block, start.models, this_round), moved, this_round.longest, self._chunk)
+        return moved, losses
+
+    def _moved_apart(self, block: Block, start: Start, this_round: Round) -> tuple[Tensor, Tensor]:
+        """Train some clients' personal parameters alone, and then the shared ones alone."""
         own = frozenset(slot.name for slot in self.layout.personal)
         shared = frozenset(slot.name for slot in self.layout.full.parameters) - own
         spec = this_round.spec.in_epochs(this_round.personal_epochs)
