@@ -96,6 +96,23 @@ def test_clients_whose_labels_permute_migrate_to_the_group_of_their_new_concept(
     assert played.logs[3].numbers == {"clients_shifted": 0.0, "clients_migrated": 0.0}
 
 
+def test_clients_that_migrate_are_not_assigned_at_random():
+    """As in the authors' code, where RAC is about the others: all go where their update says, with any seed."""
+    for seed in range(4):
+        clients = Staged(shifting(0, 2, (0,), torch.tensor(VIEWS[1])), 0)
+        algorithm = FlexCFL(groups=3, pretrain_scale=3, by_label=True, shift_share=0.05, rac=True)
+        played = play(algorithm, clients, clients.params, 3, spec=SPEC, seed=seed)
+        before, after = (played.states[n].tree for n in (2, 3))
+        updates = clients.train(
+            [0], clients.params[None], [0], Round(3, replace(SPEC, epochs=None, steps=50), seed, "pretrain")
+        ).required_deltas[0]
+        likest = max(
+            (leaf for leaf in before.leaves if leaf.id),
+            key=lambda leaf: float(torch.cosine_similarity(leaf.trained_from - clients.params, updates, dim=0)),
+        )
+        assert after.leaf_of[0] == likest.id
+
+
 def test_without_shifts_groups_are_those_of_fedgroup_with_as_much_pretraining():
     clients, params = simulated(federation_of(TRUTH, SIZES), linear())
     options = {"groups": 3, "pretrain_scale": 3, "pretrain_steps": 12, "eta_g": 0.0}

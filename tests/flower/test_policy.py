@@ -18,6 +18,7 @@ from fedclade.algorithms import ALGORITHMS, CFL, FLUX, IFCA, PACFL, FedAvg, Flex
 from fedclade.channel.ledger import Budget
 from fedclade.channel.privacy import DifferentialPrivacy
 from fedclade.core.errors import ConfigError, PolicyError, UpdateError
+from fedclade.core.updates import Updates
 from fedclade.flower import LocalGrid, LocalNode, wire
 from fedclade.flower.client_app import node_settings
 from fedclade.flower.policy import EXAMPLES_A_PARTING, FORBIDS, Policy
@@ -175,6 +176,23 @@ def test_it_counts_before_an_answer_leaves_and_not_what_it_refused(tmp_path: Pat
     kept = json.loads((tmp_path / "policy.json").read_text())
     assert kept == {"format": 1, "releases": 3, "partings": 1, "evaluations": 1}
     assert stat.S_IMODE((tmp_path / "policy.json").stat().st_mode) == 0o600
+
+
+def test_two_processes_that_answer_for_a_client_share_its_limits(tmp_path: Path):
+    """One answers while the other, which began below the limit, still trains; then nothing more may leave."""
+    policy = Policy(max_releases=1)
+    first, second = (handler_of(folder=tmp_path, policy=policy) for _ in range(2))
+    trained = second._trained  # pyright: ignore[reportPrivateUsage]
+
+    def overtaken(content: Content) -> Updates:
+        updates = trained(content)
+        ask(first)
+        return updates
+
+    second._trained = overtaken  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(PolicyError, match=r"2 updates in all, at most 1 \(max-releases"):
+        ask(second)
+    assert json.loads((tmp_path / "policy.json").read_text())["releases"] == 1
 
 
 @pytest.mark.parametrize(

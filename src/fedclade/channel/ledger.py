@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from filelock import FileLock
-
-from fedclade.core import OWNER_ONLY, PrivacyError, appear, import_extra, require
+from fedclade.core import PrivacyError, alone, appear, import_extra, require
 
 FORMAT = 1
 """Version of a ledger's layout."""
@@ -156,13 +153,6 @@ def read_entries(path: Path, kind: type[E]) -> tuple[E, ...]:
             f"the privacy ledger {path} is damaged, so what this client has spent is not known and no update leaves "
             f"it; restore the file from a backup ({type(error).__name__}: {error})"
         ) from error
-
-
-@contextmanager
-def alone(path: Path) -> Generator[None]:
-    """Keep others from booking while a ledger is read and written: two processes may serve one client."""
-    with FileLock(path.with_name(f".{path.name}.lock"), mode=OWNER_ONLY):
-        yield
 
 
 def write_entries(path: Path, entries: Iterable[Any], **told: str) -> None:

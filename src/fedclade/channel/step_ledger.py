@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from fedclade.channel.ledger import SENSITIVITY, Budget, Ledger, alone, check_budget, read_entries, write_entries
-from fedclade.core import import_extra, require
+from fedclade.channel.ledger import SENSITIVITY, Budget, Ledger, check_budget, read_entries, write_entries
+from fedclade.core import alone, import_extra, require
 
 GRID = 1e-3
 """Of the privacy losses: they are rounded up to its points, so that ε is an upper bound, of 0.1 % or so."""

@@ -60,6 +60,7 @@ from fedclade.core.events import (
 )
 from fedclade.core.files import (
     OWNER_ONLY,
+    alone,
     appear,
     bring_to_disk,
     make_folder,
@@ -224,6 +225,7 @@ __all__ = [
     "Updates",
     "Withheld",
     "Workers",
+    "alone",
     "appear",
     "at_prompt",
     "bounded",

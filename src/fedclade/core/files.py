@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -36,6 +37,13 @@ def appear(target: Path, write: Callable[[Path], object], *, private: bool = Fal
         take_place(beside, target)
     finally:
         remove(beside)
+
+
+@contextmanager
+def alone(path: Path) -> Generator[None]:
+    """Keep others from it while a client's record is read and written: two processes may serve one client."""
+    with FileLock(path.with_name(f".{path.name}.lock"), mode=OWNER_ONLY):
+        yield
 
 
 @contextmanager

@@ -140,7 +140,7 @@ class ClientHandler:
         if self._trainer.needs_all and kind in ("train", "gradients", "evaluate", "subspaces", "descriptors"):
             self._trainer.take(content.values)
         cost = cost_of(kind, content)
-        self._policy.check_usage(self._usage_log.usage(state) + cost, len(self._data.train))
+        self._check_usage(self._usage_log.usage(state) + cost)
         if keeps := uses_kept(kind, content, bool(self._layout.personal)):
             self._kept.open(self._trainer.workers.store, content.get("run", str), state)
         with importing_only(self._imports):  # a server's message names nothing else that is imported here
@@ -148,8 +148,11 @@ class ClientHandler:
         if keeps and kind in ("train", "shifts"):
             self._kept.close(state)
         if cost != Usage():
-            self._usage_log.write(self._usage_log.usage(state) + cost, state)
+            self._usage_log.book(cost, self._check_usage, state)
         return answer
+
+    def _check_usage(self, usage: Usage) -> None:
+        self._policy.check_usage(usage, len(self._data.train))
 
     def _held(self, federation: Federation) -> Federation:
         """Return the data that it trains and evaluates on."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
 
-from fedclade.core import PolicyError, appear
+from fedclade.core import PolicyError, alone, appear
 from fedclade.flower.models_sent import models_of_mixture
 from fedclade.flower.wire import Content, shown
 
@@ -35,8 +36,8 @@ class Usage:
 class UsageLog:
     """A client's usage: in a file in its folder, for its life, or else in memory, for that of its SuperNode.
 
-    An answer is counted before it leaves, so a crash may count one too many, and never misses one. One process at a
-    time may write the file. ``state`` is what Flower keeps of a client between two messages, where it has no folder.
+    An answer is counted before it leaves, so a crash may count one too many, and never misses one. ``state`` is what
+    Flower keeps of a client between two messages, where it has no folder.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -53,14 +54,17 @@ class UsageLog:
             return Usage(**{name: max(value, getattr(self._usage, name)) for name, value in asdict(before).items()})
         return self._usage
 
-    def write(self, usage: Usage, state: RecordDict | None = None) -> None:
-        """Write the usage, with the answer that is about to leave; if that fails, nothing may leave."""
-        self._usage = usage
-        if self._path is not None:
-            text = json.dumps({"format": _FORMAT, **asdict(usage)})
-            appear(self._path, lambda beside: beside.write_text(text), private=True)
-        elif state is not None:
-            state[_STATE] = ConfigRecord(asdict(usage))
+    def book(self, cost: Usage, check: Callable[[Usage], object], state: RecordDict | None = None) -> None:
+        """Count an answer that is about to leave; if that fails, or ``check`` refuses the sum, it must not."""
+        with nullcontext() if self._path is None else alone(self._path):  # another process may have answered meanwhile
+            usage = self.usage(state) + cost
+            check(usage)
+            self._usage = usage
+            if self._path is not None:
+                text = json.dumps({"format": _FORMAT, **asdict(usage)})
+                appear(self._path, lambda beside: beside.write_text(text), private=True)
+            elif state is not None:
+                state[_STATE] = ConfigRecord(asdict(usage))
 
 
 def cost_of(kind: str, content: Content) -> Usage:
