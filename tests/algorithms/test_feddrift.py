@@ -13,18 +13,26 @@ from fedclade import ConfigError, FedAvg, FedDrift, LocalTraining, simulate
 from fedclade.algorithms.drifting import FedDriftState, Move
 from fedclade.core import ParameterTree, Round
 from fedclade.data import Federation, concepts
+from fedclade.data.federation import ClientData
 from fedclade.runs import Churn
 from tests.reference.fedavg import as_numpy
 from tests.reference.feddrift import feddrift
 from tests.tiny import ScriptedClients, federation_of, linear, play, simulated
 
 SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.2)
-STEPS, EACH = 5, 1
+STEPS = 5
 
 
-def drifting(seed: int = 0) -> Federation:
+def drifting(each: int = 1) -> Federation:
+    """Return clients of several sizes, whose concepts change every so many rounds."""
     rows = ((0, 0, 0, 0), (0, 0, 0, 0), (1, 0, 1, 0), (1, 1, 0, 0), (0, 1, 0, 1), (0, 1, 0, 1))
-    return concepts(kind="sine", clients=4, samples=40, steps=STEPS, step_rounds=EACH, pattern=rows, seed=seed)
+    drifts = concepts(kind="sine", clients=4, samples=40, steps=STEPS, step_rounds=each, pattern=rows)
+
+    def cut(clients: tuple[ClientData, ...]) -> tuple[ClientData, ...]:
+        return tuple(replace(c, train=c.train[:count]) for c, count in zip(clients, (40, 24, 32, 18), strict=True))
+
+    stages = tuple(replace(stage, clients=cut(stage.clients)) for stage in drifts.stages)
+    return replace(drifts, clients=cut(drifts.clients), stages=stages)
 
 
 def two() -> torch.nn.Module:
@@ -33,24 +41,25 @@ def two() -> torch.nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("options", "literal"),
+    ("each", "options", "literal"),
     [
-        ({}, {}),
-        ({"isolation": 2}, {"W": 2}),
-        ({"start": "together"}, {"together": True}),
-        ({"start": "together", "eager": True}, {"together": True, "eager": True}),
+        (1, {}, {}),
+        (3, {}, {}),
+        (1, {"isolation": 2}, {"W": 2}),
+        (1, {"start": "together"}, {"together": True}),
+        (2, {"start": "together", "eager": True}, {"together": True, "eager": True}),
     ],
 )
-def test_equals_the_algorithm_in_plain_loops(options, literal):
+def test_equals_the_algorithm_in_plain_loops(each, options, literal):
     """The same model of each client, and every model, at the end of each time step."""
-    federation, spec = drifting(), LocalTraining(epochs=6, batch_size=20, lr=2.0)
-    steps = [federation.in_round(1 + EACH * t) for t in range(STEPS)]
+    federation, spec = drifting(each), LocalTraining(epochs=6, batch_size=20, lr=2.0)
+    steps = [federation.in_round(1 + each * t) for t in range(STEPS)]
     theta, trees = as_numpy(simulated(steps[0], two())[1]), []
-    expected = feddrift(theta, steps, two(), spec, d=0.1, rounds=EACH, seed=3, **literal)
-    settings = {"rounds": STEPS * EACH, "local": spec, "engine": "loop", "seed": 3}
-    algorithm = FedDrift(delta=0.1, step_rounds=EACH, **options)
+    expected = feddrift(theta, steps, two(), spec, d=0.1, rounds=each, seed=3, **literal)
+    settings = {"rounds": STEPS * each, "local": spec, "engine": "loop", "seed": 3}
+    algorithm = FedDrift(delta=0.1, step_rounds=each, **options)
     run = simulate(algorithm, two(), federation, on_round=lambda row, tree: trees.append(tree), **settings)
-    for tree, wanted in zip(trees[EACH - 1 :: EACH], expected, strict=True):
+    for tree, wanted in zip(trees[each - 1 :: each], expected, strict=True):
         assert dict(tree.leaf_of) == {c: 1 + m for c, m in wanted.now.items()}
         for m, theta in enumerate(wanted.models):
             if wanted.owned[m]:
