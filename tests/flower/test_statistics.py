@@ -264,7 +264,7 @@ def test_one_client_does_not_set_what_all_scale_by(lie):
     clients = [honest(seed) for seed in range(10)]
     true, found = (
         reduce(Statistics.plus, clients),
-        reduce(Statistics.plus, bounded([*clients, replace(honest(10), **lie)])),
+        reduce(Statistics.plus, bounded([*clients, replace(honest(10), **lie)], 2.0)),
     )
     assert ((found.mean - true.mean).abs() < 2 * true.std).all()
     assert (found.std < 5 * true.std).all()
@@ -272,9 +272,15 @@ def test_one_client_does_not_set_what_all_scale_by(lie):
     assert int(found.labels.sum()) <= found.count <= 1200
 
 
+@pytest.mark.parametrize(("largest_weight", "counted"), [(2.0, 200), (1.5, 150), (math.inf, 900)])
+def test_the_network_says_how_much_the_largest_client_counts(largest_weight: float, counted: int):
+    clients = [*map(honest, range(4)), replace(honest(4), count=900)]
+    assert [found.count for found in bounded(clients, largest_weight)] == [100] * 4 + [counted]
+
+
 def test_honest_statistics_are_within_bounds_to_the_bit():
     clients = [honest(seed) for seed in range(5)]
-    assert all(a is b for a, b in zip(bounded(clients), clients, strict=True))
-    assert bounded(clients[:2]) == clients[:2]
+    assert all(a is b for a, b in zip(bounded(clients, 2.0), clients, strict=True))
+    assert bounded(clients[:2], 2.0) == clients[:2]
     alike = Statistics(9, torch.ones(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64), torch.ones(2) > 0)
-    assert bounded([alike] * 4) == [alike] * 4
+    assert bounded([alike] * 4, 2.0) == [alike] * 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -275,6 +276,7 @@ class StatisticsQuery(Query[Statistics]):
 
     inputs: bool = False  # whether those of columns of numbers are asked for, as they were before they were scaled
     labels: int = 0  # how many labels are counted; 0: none
+    largest_weight: float = math.inf  # over a network: how many times the median client's examples one counts with
 
     def handled(self, handlers: Handlers) -> Statistics:
         """Return the sums."""

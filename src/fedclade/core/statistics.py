@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,9 +13,6 @@ from torch import Tensor
 
 FAR = 10.0
 """How many times the usual deviation of a column one client's may be, and how many from the usual mean."""
-
-HEAVY = 2
-"""So many times the examples of the median client one client counts with at most."""
 
 CONSTANT = 1e-12
 """A column whose deviation is at most this part of its mean is constant."""
@@ -66,18 +64,18 @@ class Statistics:
         return std.where(self.numbers & (std > CONSTANT * self.means.abs()), 1.0)
 
 
-def bounded(told: Sequence[Statistics]) -> list[Statistics]:
+def bounded(told: Sequence[Statistics], largest_weight: float) -> list[Statistics]:
     """Return what clients tell so that one of at least three cannot set what all scale or weigh by.
 
-    Nobody counts with more than :data:`HEAVY` times the examples of the median client. In each column a client's mean
-    lies within :data:`FAR` deviations of the median client's, and its deviation is at most so many times as large. The
-    deviation is that of the median client, and how far the median client's mean is from that; where both are nothing,
-    the second largest of any client.
+    Nobody counts with more than ``largest_weight`` times the examples of the median client. In each column a
+    client's mean lies within :data:`FAR` deviations of the median client's, and its deviation is at most so many
+    times as large. The deviation is that of the median client, and how far the median client's mean is from that;
+    where both are nothing, the second largest of any client.
     """
     if len(told) < 3:
         return list(told)
-    most = HEAVY * median_low([found.count for found in told])
-    told = [found.with_count(most) if found.count > most else found for found in told]
+    most = largest_weight * median_low([found.count for found in told])
+    told = [found.with_count(math.floor(most)) if found.count > most else found for found in told]
     means = torch.stack([found.means for found in told])
     stds = torch.stack([(found.squares / found.count).sqrt() for found in told])
     if not means.numel():

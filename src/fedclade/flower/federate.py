@@ -244,7 +244,7 @@ def federate(
     grid_clients = GridClients(exchange, registry, layout, task, parted_by, network.wait, secure)
     labels = (joined.schema.labels or 0) if task.balanced else 0
     if registry.statistics is None and (registry.scaled or labels):
-        query = StatisticsQuery(registry.connected, inputs=registry.scaled, labels=labels)
+        query = StatisticsQuery(registry.connected, registry.scaled, labels, limits.largest_weight)
         registry.statistics = grid_clients.ask(query)
     if registry.statistics is not None and labels:
         task = settings.task.of(joined.schema, registry.statistics.labels)

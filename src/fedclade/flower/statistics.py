@@ -67,4 +67,4 @@ def summed(
     if left_out:
         told = "; ".join(f"client {client}: {why}" for client, why in sorted(left_out.items()))
         raise UpdateError(f"not all clients tell what their examples come to, by which all scale or weigh: {told}")
-    return reduce(Statistics.plus, bounded([found[client] for client in query.ids]))
+    return reduce(Statistics.plus, bounded([found[client] for client in query.ids], query.largest_weight))
