@@ -158,11 +158,13 @@ def test_masks_of_clients_that_were_told_different_terms_do_not_cancel(differ: b
 
 def test_shares_are_taken_from_those_of_the_group_once():
     room = after("masked")
-    ciphertexts = room.questions[0, "masked"].values["ciphertexts"]
+    ciphertexts, promises = (room.questions[0, "masked"].values[name] for name in ("ciphertexts", "promises"))
     with pytest.raises(UpdateError, match=r"got shares of \[1, 1, 2, 3\], expected some of \[1, 2, 3, 4\], each once"):
         asked(room, "masked", sources=[1, 1, 2, 3])
+    with pytest.raises(UpdateError, match=r"got shares of \[1, 2, 3, 4\], expected some"):
+        asked(room, "masked", promises=promises[:3])
     with pytest.raises(UpdateError, match="2 clients of the sum have sent shares, and 4 are needed"):
-        asked(room, "masked", sources=[1], ciphertexts=ciphertexts[:1])
+        asked(room, "masked", sources=[1], ciphertexts=ciphertexts[:1], promises=promises[:1])
 
 
 def test_of_each_client_only_one_secret_is_told():

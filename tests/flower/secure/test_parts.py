@@ -16,10 +16,12 @@ from fedclade.flower.secure.secrets import (
     combined,
     commitment,
     is_key_of,
+    is_promised,
     is_seed_of,
     mask,
     new_key,
     new_seed,
+    promises_of,
     public_of,
 )
 from fedclade.flower.secure.terms import Terms
@@ -65,18 +67,29 @@ def test_two_agree_on_a_key_and_its_masks_belong_to_one_context():
         check_public(b"\2" + bytes(10))
 
 
-def test_a_secret_is_put_together_from_enough_shares_some_of_them_wrong():
+def test_a_secret_is_put_together_from_any_shares_that_are_enough():
     seed, context = new_seed(), b"context"
     holds = is_seed_of(commitment(seed, context), context)
-    shares = dict(enumerate(create_shares(seed, 4, 7)))
-    assert combined(shares, 4, holds) == (seed, (0, 1, 2, 3))
-    assert combined(shares, 4, holds, trusted=(1, 2, 5, 6)) == (seed, (1, 2, 5, 6))
-    wrong = {**shares, 0: b"", 2: shares[3], 4: b"\1" * 500}
-    found = combined(wrong, 4, holds)
-    assert found is not None
-    assert found[0] == seed
-    assert combined({k: wrong[k] for k in (0, 1, 2, 3, 4)}, 4, holds) is None
-    assert combined(dict(enumerate(create_shares(new_seed(), 4, 7))), 4, holds) is None
+    shares = create_shares(seed, 4, 7)
+    assert combined(shares[:4], holds) == combined(shares[3:], holds) == seed
+    for wrong in (
+        [*shares[:3], b"\1" * 500],
+        [*shares[:3], shares[2]],
+        shares[:3],
+        create_shares(new_seed(), 4, 7)[:4],
+    ):
+        assert combined(wrong, holds) is None
+
+
+def test_a_share_is_promised_to_one_holder_for_one_secret():
+    seed_share, key_share = create_shares(new_seed(), 3, 4)[0], create_shares(new_key(), 3, 4)[0]
+    promises = promises_of(seed_share, key_share, 1, 2, b"context")
+    assert is_promised(seed_share, promises, "seed", 1, 2, b"context")
+    assert is_promised(key_share, promises, "key", 1, 2, b"context")
+    assert not is_promised(key_share, promises, "seed", 1, 2, b"context")
+    assert not is_promised(seed_share, promises, "seed", 1, 3, b"context")
+    assert not is_promised(seed_share, promises, "seed", 3, 2, b"context")
+    assert not is_promised(seed_share, promises, "seed", 1, 2, b"another")
 
 
 def test_a_key_is_told_from_any_other_bytes():

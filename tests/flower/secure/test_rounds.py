@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, RecordDict
+from flwr.common.secure_aggregation.crypto.shamir import create_shares
 
 from fedclade import LocalTraining
 from fedclade.channel import CountSketch
 from fedclade.core import ConfigError, Mixture, Round
 from fedclade.flower import wire
 from fedclade.flower.policy import Policy
+from fedclade.flower.secure import member
 from fedclade.flower.secure.terms import STAGES
-from tests.flower.secure.sums import RULES, D, Party, Room, S, expected, query_of, setting_of, summed, worded
+from fedclade.flower.wire import Content
+from tests.flower.secure.sums import RULES, D, Party, Room, S, Spoil, expected, query_of, setting_of, summed, worded
 
 CLOSE = {"rtol": 0.0, "atol": 6 * 15 * 8.0 * 6 / 2**27}
 """Six clients, each off by less than a step of its weight."""
@@ -111,31 +114,77 @@ def test_a_small_group_is_not_asked_and_the_other_is():
     )
 
 
-def test_wrong_shares_of_a_few_are_found_out_and_others_used():
-    room = Room.of(6)
+def other_shares(honest: RecordDict) -> RecordDict:
+    """Tell shares as long as the right ones, and as well-formed."""
+    shares = honest.config_records["fedclade"]["shares"]
+    assert isinstance(shares, list)
+    return worded(honest, shares=[bytes(share[:5]) + bytes(len(share) - 5) for share in shares])  # pyright: ignore
 
-    def other(honest: RecordDict) -> RecordDict:
-        shares = honest.config_records["fedclade"]["shares"]
-        assert isinstance(shares, list)
-        return worded(honest, shares=[bytes(share[:5]) + bytes(len(share) - 5) for share in shares])  # pyright: ignore
 
-    room.spoilt[4, "unmask"] = other
-    room.say(5, "unmask", shares=[b"\1"] * 6)
-    updates = of_group(room, list(range(6)), [0] * 6)
+def no_shares(honest: RecordDict) -> RecordDict:
+    """Say that no share could be read."""
+    return worded(honest, shares=[b""] * len(honest.config_records["fedclade"]["shares"]))  # pyright: ignore
+
+
+@pytest.mark.parametrize("lie", [other_shares, no_shares, lambda honest: worded(honest, shares=[b"\1"] * 9)])
+@pytest.mark.parametrize("gone", [None, 5])
+def test_as_many_holders_may_lie_as_need_not_be_there(lie: Spoil, gone: int | None):
+    """Of nine holders six are needed; one of the other three may be gone, whose key is put together, too."""
+    room, setting = Room.of(9), setting_of()
+    for client in (0, 4, 8) if gone is None else (0, 4):
+        room.spoilt[client, "unmask"] = lie
+    if gone is not None:
+        room.drop(gone, "masked")
+    left = [client for client in range(9) if client != gone]
+    updates = of_group(room, left, [0] * 9, setting=setting)
     assert updates.sums is not None
-    torch.testing.assert_close(updates.sums.groups[0], expected(room, range(6)), **CLOSE)
+    torch.testing.assert_close(updates.sums.groups[0], expected(room, left), **{**CLOSE, "atol": 1e-3})
+    assert setting.barred == {}
 
 
-def test_a_client_that_deals_wrong_shares_spoils_one_sum_and_takes_no_further_part():
+def test_one_more_loses_the_sum_and_only_those_who_say_they_cannot_read_blame_the_dealer():
+    """Then four of nine agree, which an honest dealer can only be told from a liar by fewer than."""
+    for lie, barred in ((other_shares, set[int]()), (no_shares, {0})):
+        room, setting = Room.of(9), setting_of()
+        for client in (0, 4, 7, 8):
+            room.spoilt[client, "unmask"] = lie
+        of_group(room, [], [0] * 9, setting=setting)
+        assert setting.barred.keys() == barred
+
+
+@pytest.mark.parametrize("field", ["ciphertexts", "promises"])
+def test_a_client_that_deals_what_nobody_can_read_spoils_one_sum_and_takes_no_further_part(field: str):
     room, setting = Room.of(5), setting_of()
-    room.say(1, "shares", ciphertexts=[b"nonsense"] * 4)
+    nonsense = {"ciphertexts": [b"nonsense"] * 4, "promises": [bytes(64)] * 5}
+    room.say(1, "shares", **{field: nonsense[field]})
     updates = of_group(room, [], [0] * 5, setting=setting)
-    why = "the seed of client 1 could not be put together from 5 shares, 4 of which should do"
-    assert updates.left_out == dict.fromkeys(range(5), why)
+    why = "client 1 has dealt wrong shares: 4 of 5 holders cannot read theirs, or say so"
+    assert {updates.left_out[client] for client in (0, 2, 3, 4)} == {why}
     updates = of_group(room, [0, 2, 3, 4], [0] * 5, setting=setting)
     assert updates.left_out == {1: why}
     assert updates.sums is not None
     torch.testing.assert_close(updates.sums.groups[0], expected(room, [0, 2, 3, 4]), **CLOSE)
+
+
+@pytest.mark.parametrize(("stage", "what"), [("unmask", "seed"), ("masked", "key")])
+def test_so_does_one_that_deals_shares_of_another_secret(stage: str, what: str, monkeypatch: pytest.MonkeyPatch):
+    """Its promises hold, so it is not its holders who lie. Its key is needed where its update does not come."""
+    room, setting = Room.of(5), setting_of()
+    honest = room.parties[1].answer
+
+    def deals(content: Content) -> RecordDict:
+        with monkeypatch.context() as patch:
+            patch.setattr(member, "create_shares", lambda secret, *of: create_shares(secret[::-1], *of))
+            return honest(content)
+
+    room.parties[1].answer = deals  # type: ignore[method-assign]
+    if stage == "masked":
+        room.drop(1, "masked")
+    of_group(room, [], [0] * 5, setting=setting)
+    assert setting.barred == {
+        1: f"client 1 has dealt wrong shares: they are not of the {what} that it has committed to"
+    }
+    of_group(room, [0, 2, 3, 4], [0] * 5, setting=setting)
 
 
 def test_garbage_for_a_masked_update_leaves_out_its_group_alone():
@@ -162,6 +211,8 @@ def test_garbage_for_a_masked_update_leaves_out_its_group_alone():
         ("shares", {"clients": [1, 2, 3, 9, 5]}, "shares for other clients than those that it was shown the keys of"),
         ("shares", {"ciphertexts": [b""] * 4}, "shares for other clients than those that it was shown the keys of"),
         ("shares", {"ciphertexts": [bytes(2000)] * 5}, "shares of more than 1024 bytes"),
+        ("shares", {"promises": [bytes(64)] * 5}, "5 promises of shares, expected 6, the last of its own"),
+        ("shares", {"promises": [bytes(63)] * 6}, "6 promises of shares, expected 6, the last of its own"),
         ("masked", {"size": 11}, "update from 11 training examples, expected 10 by what it joined with"),
         ("masked", {"round": 2}, "answer of round 2, expected 1"),
         ("masked", {"model": "other"}, "answer of model 'other', expected"),

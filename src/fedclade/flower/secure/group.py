@@ -12,18 +12,25 @@ from fedclade.core import NOT_ASKED, UpdateError
 from fedclade.flower.secure.adverts import Advert
 from fedclade.flower.secure.graph import neighbours_of
 from fedclade.flower.secure.numbers import Numbers
-from fedclade.flower.secure.secrets import Masked, agreed, combined, is_key_of, is_seed_of, mask
+from fedclade.flower.secure.secrets import (
+    LONGEST_SHARE,
+    Masked,
+    agreed,
+    combined,
+    is_key_of,
+    is_promised,
+    is_seed_of,
+    mask,
+)
 from fedclade.flower.secure.terms import SecureRules, Terms
 
 
 class BadSharesError(UpdateError):
-    """One client's secret could not be put together from the shares that others hold of it."""
+    """What one client has dealt to the others as shares of its secrets is none."""
 
-    def __init__(self, client: int, what: str, shares: int, needed: int) -> None:
+    def __init__(self, client: int, why: str) -> None:
         self.client = client
-        super().__init__(
-            f"the {what} of client {client} could not be put together from {shares} shares, {needed} of which should do"
-        )
+        super().__init__(f"client {client} has dealt wrong shares: {why}")
 
 
 @dataclass
@@ -44,8 +51,10 @@ class Group:
     adverts: dict[int, Advert] = field(default_factory=dict[int, Advert])
     neighbours: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     ciphertexts: dict[int, dict[int, bytes]] = field(default_factory=dict[int, dict[int, bytes]])  # from, to
+    promises: dict[int, dict[int, bytes]] = field(default_factory=dict[int, dict[int, bytes]])  # from, to
     masked: dict[int, Masked] = field(default_factory=dict[int, Masked])
     shares: dict[int, dict[int, bytes]] = field(default_factory=dict[int, dict[int, bytes]])  # of, held by
+    unreadable: dict[int, int] = field(default_factory=dict[int, int])  # of: how many say so of their share
 
     def draw_neighbours(self, rules: SecureRules) -> None:
         """Settle who shares masks with whom, once it is known who takes part."""
@@ -59,6 +68,26 @@ class Group:
         """Return of a client and those it shares masks with who has sent an update, and who has not."""
         partners = sorted([client, *self.sources(client)])
         return [c for c in partners if c in self.masked], [c for c in partners if c not in self.masked]
+
+    def take_shares(self, client: int, told: Sequence[bytes]) -> None:
+        """Note the shares that a client tells, of the seeds and then of the keys of those it shares masks with.
+
+        An UpdateError if one is another than it was dealt: when it was given it, it did not say so.
+        """
+        active, dead = self.standing(client)
+        if len(told) != len(active) + len(dead) or max(map(len, told)) > LONGEST_SHARE:
+            raise UpdateError(f"{len(told)} shares, expected {len(active) + len(dead)} of few bytes")
+        context, held = self.terms.context, dict[int, bytes]()
+        for whose, share in zip([*active, *dead], told, strict=True):
+            what, promises = "seed" if whose in self.masked else "key", self.promises[whose][client]
+            if share and not is_promised(share, promises, what, whose, client, context):
+                raise UpdateError(f"told another share of client {whose}'s {what} than it was dealt")
+            held[whose] = share
+        for whose, share in held.items():
+            if share:
+                self.shares.setdefault(whose, {})[client] = share
+            else:
+                self.unreadable[whose] = self.unreadable.get(whose, 0) + 1
 
     def needed(self, client: int) -> int:
         """Return how many shares a client's secrets are put together from."""
@@ -87,38 +116,40 @@ class Group:
 
         An UpdateError says that it cannot be had: a :class:`BadSharesError` whose secret is missing.
         """
-        context, trusted = self.terms.context, ()
+        context = self.terms.context
         active, size = sorted(self.masked), len(next(iter(self.masked.values())))
         total = np.zeros(size, dtype=np.uint32)
         for client in active:
             total += self.masked[client]
         for client in active:
-            seed, trusted = self._secret(client, "seed", trusted, is_seed_of(self.adverts[client].commitment, context))
+            seed = self._secret(client, "seed", is_seed_of(self.adverts[client].commitment, context))
             total -= mask(seed, context, size)
         for client in sorted(set(self.ciphertexts) - set(active)):
             partners = [other for other in active if client in self.sources(other)]
             if not partners:
                 continue
-            key, trusted = self._secret(client, "key", trusted, is_key_of(self.adverts[client].masking))
+            key = self._secret(client, "key", is_key_of(self.adverts[client].masking))
             for other in partners:  # what each has put on for the pair
                 pairwise = mask(agreed(key, self.adverts[other].masking), context, size)
                 total = total - pairwise if other > client else total + pairwise
         terms = self.terms
         return Numbers(terms.clip, terms.clients).decode(total, len(active)) * terms.weight
 
-    def _secret(
-        self, client: int, what: str, trusted: Sequence[int], holds: Callable[[bytes], bool]
-    ) -> tuple[bytes, tuple[int, ...]]:
+    def _secret(self, client: int, what: str, holds: Callable[[bytes], bool]) -> bytes:
+        """Put a client's secret together from shares that it has committed to; any that are enough will do."""
         shares, needed = self.shares.get(client, {}), self.needed(client)
         if len(shares) < needed:
+            holders, unreadable = len(self.neighbours[client]) + 1, self.unreadable.get(client, 0)
+            if unreadable > holders - needed:  # so that the secret was lost to begin with
+                raise BadSharesError(client, f"{unreadable} of {holders} holders cannot read theirs, or say so")
             raise UpdateError(
                 f"{len(shares)} clients have told what they hold of client {client}'s {what}, and {needed} are needed "
                 "to take the masks off (network.secure_threshold)"
             )
-        found = combined(shares, needed, holds, trusted)
-        if found is None:
-            raise BadSharesError(client, what, len(shares), needed)
-        return found
+        secret = combined([shares[holder] for holder in sorted(shares)[:needed]], holds)
+        if secret is None:
+            raise BadSharesError(client, f"they are not of the {what} that it has committed to")
+        return secret
 
 
 def too_small(clients: int, fewest: int) -> str:

@@ -22,7 +22,7 @@ from fedclade.flower.secure import adverts as advertising
 from fedclade.flower.secure.adverts import Advert
 from fedclade.flower.secure.kept import Kept
 from fedclade.flower.secure.numbers import Numbers
-from fedclade.flower.secure.secrets import Masked, agreed, commitment, mask, new_key, new_seed, public_of
+from fedclade.flower.secure.secrets import Masked, agreed, commitment, mask, new_key, new_seed, promises_of, public_of
 from fedclade.flower.secure.terms import OF_STAGE, Terms, digest_of, listed, names_of
 from fedclade.flower.wire import Content, shown
 
@@ -74,8 +74,14 @@ class Member:
             encrypt(agreed(kept.sealing, each.sealing), sealed(kept.client, each.client, seed_share, key_share))
             for each, seed_share, key_share in zip(others, of_seed, of_key, strict=False)
         ]
+        holders = [*kept.others, kept.client]
+        promises = [
+            promises_of(seed_share, key_share, kept.client, holder, terms.context)
+            for holder, seed_share, key_share in zip(holders, of_seed, of_key, strict=True)
+        ]
         kept.save(state, "shares")
-        return wire.record({"instance": kept.instance, "clients": kept.others, "ciphertexts": ciphertexts})
+        dealt = {"clients": kept.others, "ciphertexts": ciphertexts, "promises": promises}
+        return wire.record({"instance": kept.instance, **dealt})
 
     def masked(self, content: Content, state: RecordDict | None, train: Train, n_parameters: int) -> RecordDict:
         """Stage 2: train, and send the update under masks, of a model of D = ``n_parameters`` parameters."""
@@ -144,21 +150,27 @@ class Member:
     def _take_shares(self, kept: Kept, content: Content, terms: Terms) -> None:
         """Keep the shares that others made for this client; also who made one that cannot be read is masked with.
 
-        Both sides of a pair have to use a mask or neither, and the others hold shares to take it off again.
+        Both sides of a pair have to use a mask or neither, and the others hold shares to take it off again. A share
+        that its dealer has not committed to is as good as none: the server would take it for a lie of the holder's.
         """
         sources, ciphertexts = listed(content, "sources", int), listed(content, "ciphertexts", bytes)
-        if len(sources) != len(ciphertexts) or len(set(sources)) != len(sources) or not {*sources} <= {*kept.others}:
+        promises = listed(content, "promises", bytes)
+        all_there = len(sources) == len(ciphertexts) == len(promises)
+        if not all_there or len(set(sources)) != len(sources) or not {*sources} <= {*kept.others}:
             raise UpdateError(f"got shares of {shown(sources)}, expected some of {shown(kept.others)}, each once")
         needed = terms.needed(len(kept.others) + 1)
         if len(sources) + 1 < needed:
             raise UpdateError(f"{len(sources) + 1} clients of the sum have sent shares, and {needed} are needed")
-        found = dict(zip(sources, ciphertexts, strict=True))
+        found = dict(zip(sources, zip(ciphertexts, promises, strict=True), strict=True))
         of_key, of_seed = kept.key_shares, kept.seed_shares
         kept.key_shares, kept.seed_shares = [], []
         for other, sealing in zip(kept.others, kept.their_sealing, strict=True):
             key_share = seed_share = MISSING
             if other in found:
-                key_share, seed_share = _opened(found[other], other, kept.client, agreed(kept.sealing, sealing))
+                ciphertext, promise = found[other]
+                seed_share, key_share = _opened(ciphertext, other, kept.client, agreed(kept.sealing, sealing))
+                if promise != promises_of(seed_share, key_share, other, kept.client, terms.context):
+                    seed_share = key_share = UNREADABLE
             kept.key_shares.append(key_share)
             kept.seed_shares.append(seed_share)
         kept.key_shares += of_key
@@ -190,7 +202,7 @@ def _opened(ciphertext: bytes, source: int, client: int, key: bytes) -> tuple[by
     except InvalidToken:
         return UNREADABLE, UNREADABLE
     right = (said, meant) == (source, client) and seed_share and key_share
-    return (key_share, seed_share) if right else (UNREADABLE, UNREADABLE)
+    return (seed_share, key_share) if right else (UNREADABLE, UNREADABLE)
 
 
 def joined(updates: Updates, sketched: torch.Tensor) -> Updates:

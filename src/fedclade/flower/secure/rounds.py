@@ -19,7 +19,7 @@ from fedclade.flower.secure import adverts as advertising
 from fedclade.flower.secure.adverts import Advert
 from fedclade.flower.secure.group import BadSharesError, Group, by_row, too_small
 from fedclade.flower.secure.masked_reply import MaskedReply, read_masked
-from fedclade.flower.secure.secrets import LONGEST_SHARE
+from fedclade.flower.secure.secrets import PROMISE_BYTES
 from fedclade.flower.secure.setting import Asks, Members, SecureAggregation, check
 from fedclade.flower.secure.terms import Terms, digest_of, listed, names_of
 from fedclade.flower.wire import Content
@@ -164,16 +164,19 @@ class _Round:
         def values(client: int, group: Group) -> Mapping[str, Any]:
             return advertising.told([group.adverts[c] for c in sorted([client, *group.neighbours[client]])])
 
-        def read(client: int, content: Content) -> dict[int, bytes]:
+        def read(client: int, content: Content) -> tuple[dict[int, bytes], dict[int, bytes]]:
             ids, ciphertexts = listed(content, "clients", int), listed(content, "ciphertexts", bytes)
+            promises = listed(content, "promises", bytes)
             if sorted(ids) != of[client].neighbours[client] or len(ciphertexts) != len(ids):
                 raise UpdateError("shares for other clients than those that it was shown the keys of")
             if max(map(len, ciphertexts)) > LONGEST_CIPHERTEXT:
                 raise UpdateError(f"shares of more than {LONGEST_CIPHERTEXT} bytes")
-            return dict(zip(ids, ciphertexts, strict=True))
+            if len(promises) != len(ids) + 1 or {*map(len, promises)} != {2 * PROMISE_BYTES}:
+                raise UpdateError(f"{len(promises)} promises of shares, expected {len(ids) + 1}, the last of its own")
+            return dict(zip(ids, ciphertexts, strict=True)), dict(zip([*ids, client], promises, strict=True))
 
-        for client, ciphertexts in self._ask(of, "shares", values, read):
-            of[client].ciphertexts[client] = ciphertexts
+        for client, (ciphertexts, promises) in self._ask(of, "shares", values, read):
+            of[client].ciphertexts[client], of[client].promises[client] = ciphertexts, promises
 
     def _masked(self, of: Mapping[int, Group]) -> None:
         repeated = {"what": "masked", **{name: self._values[name] for name in ("round", "query", "purpose")}}
@@ -182,7 +185,8 @@ class _Round:
         def values(client: int, group: Group) -> Mapping[str, Any]:
             sources = group.sources(client)
             ciphertexts = [group.ciphertexts[source][client] for source in sources]
-            return {**self._values, "sources": sources, "ciphertexts": ciphertexts}
+            promises = [group.promises[source][client] for source in sources]
+            return {**self._values, "sources": sources, "ciphertexts": ciphertexts, "promises": promises}
 
         def read(client: int, content: Content) -> MaskedReply:
             expected = {**repeated, "model": self._sent.names[client]}
@@ -219,17 +223,11 @@ class _Round:
             active, dead = group.standing(client)
             return {"active": active, "dead": dead}
 
-        def read(client: int, content: Content) -> list[bytes]:
-            shares, (active, dead) = listed(content, "shares", bytes), of[client].standing(client)
-            if len(shares) != len(active) + len(dead) or max(map(len, shares)) > LONGEST_SHARE:
-                raise UpdateError(f"{len(shares)} shares, expected {len(active) + len(dead)} of few bytes")
-            return shares
+        def read(client: int, content: Content) -> None:
+            of[client].take_shares(client, listed(content, "shares", bytes))
 
-        for client, shares in self._ask(of, "unmask", values, read):
-            group = of[client]
-            active, dead = group.standing(client)
-            for whose, share in zip([*active, *dead], shares, strict=True):
-                group.shares.setdefault(whose, {})[client] = share
+        for _ in self._ask(of, "unmask", values, read):
+            pass
 
     def _collected(self, groups: Sequence[Group]) -> Updates:
         """Take the masks off, and return the sums with what was sent beside them."""

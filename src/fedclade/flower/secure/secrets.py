@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
-from itertools import islice
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 SEED_BYTES = 31  # 248 bits: with Flower's padding two blocks of Shamir's scheme, and 32 would be three
 LONGEST_SHARE = 128  # bytes of a share; a private key's has 52
-SUBSETS = 40  # sets of shares that are tried, should some be wrong
+PROMISE_BYTES = 32  # of a commitment
 
 Masked = NDArray[np.uint32]
 """Numbers modulo 2³²."""
@@ -68,25 +67,31 @@ def mask(secret: bytes, context: bytes, size: int) -> Masked:
     return np.frombuffer(encryptor.update(bytes(4 * size)), "<u4").astype(np.uint32)
 
 
-def combined(
-    shares: Mapping[int, bytes], needed: int, holds: Callable[[bytes], bool], trusted: Sequence[int] = ()
-) -> tuple[bytes, tuple[int, ...]] | None:
-    """Return a secret that holds, and whose shares it was put together from; None if no set tried gives one.
+def promises_of(seed_share: bytes, key_share: bytes, dealer: int, holder: int, context: bytes) -> bytes:
+    """Return the hashes by which a dealer commits to the two shares of a holder, one behind the other."""
+    return promise_of(seed_share, "seed", dealer, holder, context) + promise_of(
+        key_share, "key", dealer, holder, context
+    )
 
-    ``shares`` are by holder. First come those of ``trusted``, then each row of neighbours, as one or few wrong shares
-    leave a right one among these, then sets that are drawn.
-    """
-    fit = {holder: share for holder, share in shares.items() if 0 < len(share) <= LONGEST_SHARE}
-    if len(fit) < needed:
+
+def promise_of(share: bytes, what: str, dealer: int, holder: int, context: bytes) -> bytes:
+    """Return the hash of a share of a dealer's ``seed`` or ``key``; a share is too random to be guessed."""
+    return sha256(b"fedclade share" + context + f"{what} of {dealer} held by {holder}: ".encode() + share).digest()
+
+
+def is_promised(share: bytes, promises: bytes, what: str, dealer: int, holder: int, context: bytes) -> bool:
+    """Return whether a share is that of two hashes (:func:`promises_of`) which is of this secret."""
+    start = 0 if what == "seed" else PROMISE_BYTES
+    return promises[start : start + PROMISE_BYTES] == promise_of(share, what, dealer, holder, context)
+
+
+def combined(shares: Sequence[bytes], holds: Callable[[bytes], bool]) -> bytes | None:
+    """Return the secret that shares are of, if it holds; None otherwise."""
+    try:
+        secret = combine_shares(list(shares))
+    except (ValueError, IndexError, OverflowError, ZeroDivisionError):  # whatever a wrong share does to it
         return None
-    for some in islice(_subsets(sorted(fit), needed, trusted), SUBSETS):
-        try:
-            secret = combine_shares([fit[holder] for holder in some])
-        except (ValueError, IndexError, OverflowError, ZeroDivisionError):  # whatever a wrong share does to it
-            continue
-        if holds(secret):
-            return secret, tuple(some)
-    return None
+    return secret if holds(secret) else None
 
 
 def is_seed_of(promise: bytes, context: bytes) -> Callable[[bytes], bool]:
@@ -104,17 +109,6 @@ def is_key_of(public: bytes) -> Callable[[bytes], bool]:
             return False
 
     return holds
-
-
-def _subsets(holders: Sequence[int], needed: int, trusted: Sequence[int]) -> Iterator[Iterable[int]]:
-    if trusted and set(trusted) <= set(holders) and len(trusted) == needed:
-        yield trusted
-    twice = [*holders, *holders]
-    for start in range(len(holders) if needed < len(holders) else 1):
-        yield twice[start : start + needed]
-    draw = secrets.SystemRandom()  # which set it is changes nothing: a secret that holds is the only one
-    while needed < len(holders):
-        yield draw.sample(holders, needed)
 
 
 def _private(private: bytes) -> ec.EllipticCurvePrivateKey:

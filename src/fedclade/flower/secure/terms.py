@@ -15,7 +15,7 @@ from fedclade.flower.wire import PROTOCOL, Content, T, digest, shown
 STAGES = ("keys", "shares", "masked", "unmask")
 """The questions of a sum, in their order; the third trains."""
 
-OF_STAGE = ("instance", "sources", "ciphertexts", "client", "terms")
+OF_STAGE = ("instance", "sources", "ciphertexts", "promises", "client", "terms")
 """What a question of one of the stages says besides what the training is told."""
 
 MOST_CLIENTS = 2**20
