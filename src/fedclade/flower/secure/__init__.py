@@ -12,7 +12,8 @@ model of a query. Secret sharing, key agreement and encryption are those of Flow
 - What all must agree on (the model, the question, the group) is part of every mask: if a server tells two clients
   different things, their masks do not cancel, and it gets noise. Otherwise it could send all but one of them models
   whose updates it knows (Pasquini, Francati, Ateniese 2022).
-- A client commits to its seed by a hash, so that wrong shares are found out, and right ones used.
+- A client commits by hashes to its seed and to every share that it deals, and who is given a share checks it. So a
+  wrong one is its holder's lie, or was dealt and not readable, and as many holders may lie as need not be there.
 - Numbers are rounded to the nearest, in as many steps as a group of its size has room for. Flower's are rounded at
   random by numpy's global generator, so that no run would repeat.
 - Flower's mod answers messages of the type ``train`` alone, and its workflow runs one group in a round, by classes of
