@@ -193,7 +193,7 @@ class GridClients(Workers):
         return found
 
     def handle_statistics(self, query: StatisticsQuery) -> Statistics:
-        """Let each client add up its training examples; an UpdateError unless all do."""
+        """Let each client add up its training examples; an UpdateError unless most do."""
         clients, content = self._registry.clients, self.content("statistics", {})
         return summed(query, clients.sizes, math.prod(clients.schema.input_shape), content, self.request)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 from typing import Any
@@ -21,6 +22,8 @@ TYPES: Mapping[str, tuple[type, torch.dtype]] = {
     "labels": (int, torch.int64),
 }
 """What statistics are lists of besides the count."""
+
+_log = logging.getLogger(__name__)
 
 Request = Callable[
     [Mapping[int, RecordDict], str, str, Callable[[int, Content], Statistics], dict[int, str]],
@@ -53,7 +56,10 @@ def read_statistics(values: Mapping[str, Any], columns: int, labels: int) -> Sta
 def summed(
     query: StatisticsQuery, sizes: Mapping[int, int], columns: int, content: RecordDict, ask: Request
 ) -> Statistics:
-    """Ask clients for theirs, and add them, within bounds, in the query's order; an UpdateError unless all answer."""
+    """Ask clients for theirs, and add those, within bounds, in the query's order.
+
+    An UpdateError unless most tell: a few could otherwise end every run, or set by what all scale.
+    """
     left_out: dict[int, str] = {}
 
     def read(client: int, content: Content) -> Statistics:
@@ -65,6 +71,10 @@ def summed(
 
     found = dict(ask(dict.fromkeys(query.ids, content), MessageType.QUERY, "statistics", read, left_out))
     if left_out:
-        told = "; ".join(f"client {client}: {why}" for client, why in sorted(left_out.items()))
-        raise UpdateError(f"not all clients tell what their examples come to, by which all scale or weigh: {told}")
-    return reduce(Statistics.plus, bounded([found[client] for client in query.ids], query.largest_weight))
+        told = f"{len(found)} of {len(query.ids)} clients tell what their examples come to, by which all scale or weigh"
+        why = "; ".join(f"client {client}: {why}" for client, why in sorted(left_out.items()))
+        if 2 * len(found) <= len(query.ids):
+            raise UpdateError(f"{told}, and more than half are needed: {why}")
+        _log.warning("%s: %s", told, why)
+    of_most = [found[client] for client in query.ids if client in found]
+    return reduce(Statistics.plus, bounded(of_most, query.largest_weight))
