@@ -48,9 +48,27 @@ def test_the_overview_has_algorithms_by_scenarios(suite, summary_run):
         "| local | 70.0 |  |  |",
     ]
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(suite.overview())
+    console.print(*suite.overview())
     (cfl,) = [line.split() for line in console.export_text().splitlines() if line.lstrip().startswith("cfl")]
     assert cfl == ["cfl", "80.0", "80.0", "80.0", "0.50"]
+
+
+@pytest.mark.parametrize(("width", "tables"), [(40, 10), (80, 4), (120, 3), (None, 1)])
+def test_an_overview_too_wide_for_the_terminal_is_several_tables(summary_run, width, tables):
+    """Nothing is cut off, and who is in none of a table's scenarios is not in the table."""
+    scores = {f"mnist P(X|Y) {k}": 0.101 + k / 100 for k in range(20)}
+    each = {name: Comparison({"fedavg": [summary_run("fedavg", score)]}, name) for name, score in scores.items()}
+    first = Comparison({"fedavg": [summary_run("fedavg", 0.1)], "cfl_rounds": [summary_run("cfl", 0.9)]}, "first")
+    found = SuiteComparison({"first": first, **each}).overview(width)
+    assert len(found) == tables
+    console = Console(width=width or 1000, record=True, file=io.StringIO())
+    console.print(*found)
+    text = console.export_text()
+    assert "…" not in text
+    assert [f"{100 * score:.1f}" in text.split() for score in scores.values()] == [True] * 20
+    assert text.count("fedavg") == tables
+    assert text.count("cfl_rounds") == 1
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= console.width
 
 
 def test_csv_and_json_have_the_scenario(suite):

@@ -52,18 +52,39 @@ class SuiteComparison(ComparisonFiles):
 
     def table(self, width: int | None = None) -> Group:
         """Return the table of every scenario for the terminal, and the overview last; see :meth:`Comparison.table`."""
-        return Group(*(comparison.table(width) for comparison in self.scenarios.values()), self.overview())
+        return Group(*(comparison.table(width) for comparison in self.scenarios.values()), *self.overview(width))
 
-    def overview(self) -> Table:
-        """Return algorithms by scenarios for the terminal: mean scores, and ARI where it is known."""
-        table = new_table(self.title, collapse_padding=True)
-        table.add_column("config", no_wrap=True)
-        for name in self._headings:
-            table.add_column(fill(name, 9, break_long_words=False), justify="right", no_wrap=True)
+    def overview(self, width: int | None = None) -> list[Table]:
+        """Return algorithms by scenarios for the terminal: mean scores, and ARI where it is known.
+
+        In as many tables, one below the other, as it takes for each to fit into ``width`` columns; by default in one.
+        """
+        headings = [fill(name, 9, break_long_words=False) for name in self._headings]
         cells = self._cells(write_score)
+        wide = [
+            max(map(len, [*heading.split("\n"), *(row[place] for row in cells.values())]))
+            for place, heading in enumerate(headings)
+        ]
+        label, blocks = max(map(len, cells)), list[list[int]]()
+        for place in range(len(headings)):
+            together = sum(2 + wide[other] for other in [*(blocks[-1] if blocks else ()), place])
+            if not blocks or (width is not None and 2 + label + together > width):
+                blocks.append([])
+            blocks[-1].append(place)
+        return [self._block(self.title if block is blocks[0] else "", headings, cells, block) for block in blocks]
+
+    def _block(
+        self, title: str, headings: Sequence[str], cells: Mapping[str, Sequence[str]], places: Sequence[int]
+    ) -> Table:
+        """Return the overview of some of the scenarios."""
+        table = new_table(title, collapse_padding=True)
+        table.add_column("config", no_wrap=True)
+        for place in places:
+            table.add_column(headings[place], justify="right", no_wrap=True)
         for label, rows in self._by_label.items():
-            dim = next(row for row in rows if row is not None).algorithm in BASELINES
-            table.add_row(escape(label), *cells[label], style="dim" if dim else None)
+            if any(cells[label][place] for place in places):
+                dim = next(row for row in rows if row is not None).algorithm in BASELINES
+                table.add_row(escape(label), *(cells[label][place] for place in places), style="dim" if dim else None)
         return table
 
     @property
