@@ -234,7 +234,7 @@ def page(lines: Sequence[Line]) -> str:
         runs=len(lines),
         near=len(near),
         cells=len(near) + len(behind),
-        behind=f"Further behind: {'; '.join(behind)}." if behind else "",
+        behind=f"Further behind: {'; '.join(behind)}. " if behind else "",
         exact=exact(lines),
         cifar10=table_without_kinds("cifar10", lines),
         ranks=picture(lines, PICTURE),
