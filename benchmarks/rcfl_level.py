@@ -58,6 +58,7 @@ CASES: Mapping[str, Case] = {
     **{f"{n} clients, {images} images": Case(n, images) for images in (40, 300) for n in (2, 4, 6, 10, 20)},
     "10 clients, 40 images, BatchNorm": Case(10, 40, model="batch_norm"),
     "10 clients, 40 images, momentum 0.9": Case(10, 40, replace(LOCAL, momentum=0.9, lr=0.02)),
+    "10 clients, 40 images, step size 0.01": Case(10, 40, replace(LOCAL, lr=0.01)),  # so that updates are made longer
     "10 clients, 40 images, 10 epochs": Case(10, 40, replace(LOCAL, epochs=10)),
     "10 clients, 20 to 1,000 images": Case(10, 150, spread=1.0),
     "14 clients, 40 images, check in round 7": Case(14, 40, rounds=7),
