@@ -171,7 +171,8 @@ class _Problems:
             return self.collect(section, make, right)
         others = _Problems()
         others.collect(section, make, right)
-        self._lines += [line for line in others._lines if not any(key in line for key in wrong)]  # as if left out
+        told = [line for line in others._lines if ", got" in line]  # not that something is missing: it may be wrong
+        self._lines += [line for line in told if not any(key in line for key in wrong)]
         return None
 
     def report(self) -> None:
