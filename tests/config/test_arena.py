@@ -38,7 +38,11 @@ def test_both_run_in_one_folder_of_their_name_and_are_gathered_from_it(arena, tm
     out = Path("arena")
     given = ["compare", "arena", "--scale", "smoke", "--out", str(out), "--quiet", "--resume", "--rounds", "3"]
     for pattern in ("cifar10: fedavg", "mnist P(Y) 8: rcfl"):
-        assert CliRunner().invoke(app, [*given, "--only", pattern]).exit_code == 0
+        done = CliRunner().invoke(app, [*given, "--only", pattern])
+        assert done.exit_code == 0
+        assert "left" not in done.output  # what the pattern does not match, the same command would not run either
+    late = CliRunner().invoke(app, [*given, "--only", "cifar10: fed[ap]*", "--at-most", "0"])
+    assert "1 of 2 runs left: continue with the same command and --out arena --resume" in late.output
     lines = [*arena.gathered(out)]
     assert [(each["cell"], each["method"]) for each in lines] == [("cifar10", "fedavg"), ("mnist P(Y) 8", "rcfl")]
     assert [each["true"] is None for each in lines] == [True, False]

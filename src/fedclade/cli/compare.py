@@ -137,8 +137,7 @@ def compare(
     if ordinary:
         batch.finished = lambda run, folder: add_figures(run, folder, console)
     found: dict[str, Comparison] = {}
-    total = sum(len(each.configs) * (seeds or each.seeds) for each in scenarios)
-    _check_only(only, scenarios, seeds)
+    asked_for = _matching(only, scenarios, seeds)
     then = f"continue with the same command and --out {target} --resume"
     with progress.shown(), interruptible(lambda: then) as batch.stop:
         for each in scenarios:
@@ -153,21 +152,22 @@ def compare(
             say(console, f"comparison folder: {target}")
         except RunError as error:
             batch.failures[str(error)] = ["comparison"]
-    if batch.left:
-        say(console, f"{len(batch.left):,} of {count(total, 'run')} left: {then}")
+    if left := asked_for & {*batch.left}:
+        say(console, f"{len(left):,} of {count(len(asked_for), 'run')} left: {then}")
     _raise_failures(batch)
 
 
-def _check_only(pattern: str, scenarios: Sequence[Scenario], seeds: int | None) -> None:
-    """Check that a pattern matches the name of some run; a ConfigError names some."""
+def _matching(pattern: str, scenarios: Sequence[Scenario], seeds: int | None) -> set[str]:
+    """Return the names of runs that a pattern matches; a ConfigError if there is none."""
     names = [
         run_name(f"{each.name}: " if each.name else "", label, seed, seeds or each.seeds)
         for each in scenarios
         for label in each.configs
         for seed in range(seeds or each.seeds)
     ]
-    if not any(fnmatch(name, pattern) for name in names):
-        raise ConfigError(f"--only {pattern!r} matches none of the runs, which are {shortened(names)}")
+    if found := {name for name in names if fnmatch(name, pattern)}:
+        return found
+    raise ConfigError(f"--only {pattern!r} matches none of the runs, which are {shortened(names)}")
 
 
 def _save_comparison(comparison: Comparison | SuiteComparison, target: Path, console: Console) -> None:
