@@ -14,22 +14,7 @@ import pytest
 import torch
 
 from fedclade import Callback, EndRecord, RoundRecord, Run, RunInterrupted, SplitRecord
-from fedclade.algorithms import (
-    FLHC,
-    IFCA,
-    PACFL,
-    Algorithm,
-    Ditto,
-    FedAvg,
-    FedDrift,
-    FedGroup,
-    FedRC,
-    FedSoft,
-    FeSEM,
-    ReplicatedCFL,
-    Scaffold,
-    StoCFL,
-)
+from fedclade.algorithms import FLHC, PACFL, Algorithm, FedAvg, FedGroup
 from fedclade.core.errors import ConfigError, RunError, UpdateError
 from fedclade.flower import LocalGrid, LocalNode
 from fedclade.flower.clients_file import CLIENTS
@@ -47,7 +32,8 @@ from tests.flower.grids import (
     spoil,
     worded,
 )
-from tests.tiny import federation_of
+from tests.flower.test_agreement import ALGORITHMS as EVERY
+from tests.tiny import federation_of, perceptron
 
 TRUTH = (0, 1, 0, 1, 0, 1)
 
@@ -240,20 +226,7 @@ def test_two_secrets_are_no_secret(tmp_path: Path):
             )
 
 
-ALGORITHMS: dict[str, Algorithm] = {
-    "cfl": CFL_OF_TWO,
-    "fl_hc": FLHC(rounds_before=2, n_clusters=2),
-    "fedgroup": FedGroup(groups=2),
-    "ifca": IFCA(clusters=2),
-    "fesem": FeSEM(clusters=2),
-    "stocfl": StoCFL(tau=0.3, anchor_epochs=2),
-    "fedsoft": FedSoft(selection=2),
-    "feddrift": FedDrift(step_rounds=1, delta=0.2),
-    "fedrc": FedRC(clusters=2),
-    "ditto": Ditto(),
-    "scaffold": Scaffold(),
-    "rcfl": ReplicatedCFL(level=0.5, check_every=3),
-}
+ALGORITHMS: dict[str, Algorithm] = {**EVERY, "cfl": CFL_OF_TWO}
 
 STOPPED = UpdateError("the server was stopped")
 
@@ -278,12 +251,12 @@ def answering(grid: LocalGrid, folder: Path) -> LocalGrid:
 def test_a_server_that_is_started_again_ends_as_if_it_had_not_been_stopped(name: str, number: int, tmp_path: Path):
     federation, algorithm = federation_of(FOUR), ALGORITHMS[name]
     folder, whole = tmp_path / "stopped", tmp_path / "whole"
-    grid = answering(grid_of(federation), tmp_path / "clients")
+    grid = answering(grid_of(federation, perceptron, ALL_ALLOWED), tmp_path / "clients")
     uninterrupted = federated(grid, algorithm, folder=whole)
     with pytest.raises(UpdateError, match="the server was stopped"):
         federated(grid, algorithm, folder=folder, on_round=stopped_after(number))
     assert not (folder / "summary.json").exists()
-    grid = answering(grid_of(federation), tmp_path / "clients")
+    grid = answering(grid_of(federation, perceptron, ALL_ALLOWED), tmp_path / "clients")
     same(federated(grid, algorithm, folder=folder), uninterrupted)
     for table in ("clusters.parquet", "clients.parquet"):
         assert pq.read_table(folder / table).equals(pq.read_table(whole / table))
