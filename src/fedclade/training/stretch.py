@@ -15,10 +15,10 @@ JUDGED = 256
 def stretch(work: Workload, moved: Tensor, times: float, chunk: int) -> None:
     """Multiply those updates ``[n, S]`` that lower the loss then, in place; the parameters alone, not the buffers.
 
-    A part takes as many steps as all data would, but shorter ones, as its batches are smaller; so its update is shorter,
-    too. Made as long as by steps of full length it may overshoot, which the loss on some of the part's own examples
-    decides: so the update still depends on nothing but the part and the model that it starts from, and parts stay
-    exchangeable. The loss is that of the model as it is served, ``chunk`` examples at a time.
+    A part takes as many steps as all data would, but shorter ones, as its batches are smaller; so its update is
+    shorter, too. Made as long as by steps of full length it may overshoot, which the loss on some of the part's own
+    examples decides: so the update still depends on nothing but the part and the model that it starts from, and parts
+    stay exchangeable. The loss is that of the model as it is served, ``chunk`` examples at a time.
     """
     parameters = slice(work.layout.n_parameters)
     for update, job in zip(moved, work.jobs, strict=True):
