@@ -257,6 +257,15 @@ def test_an_adapter_without_targets_is_refused():
         check_config({"model": {"name": "mlp", "adapter": {"rank": 2}}})
 
 
+def test_of_a_misspelt_key_nobody_knows_what_else_it_makes_wrong():
+    with pytest.raises(ConfigError) as error:
+        check_config({"privacy": {"clipnorm": 1.0, "noise_multiplier": 1.0}})
+    assert str(error.value).startswith("unknown key of [privacy]: 'clipnorm'; did you mean 'clip_norm'? (known: ")
+    assert "\n" not in str(error.value)
+    with pytest.raises(ConfigError, match=r"lr of \[local\].*\n.*local.lr_decay should be in \(0, 1\], got 5"):
+        check_config({"local": {"lr": "x", "lr_decay": 5}})
+
+
 def test_values_out_of_range_are_told_beside_values_of_a_wrong_type():
     """And none that only lack what was of a wrong type, such as the clusters of fl_hc."""
     raw = {

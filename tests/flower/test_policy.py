@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock, Timeout
 from flwr.app import Context, Message, RecordDict
 
 from fedclade import LocalTraining
@@ -23,7 +24,7 @@ from fedclade.flower import LocalGrid, LocalNode, wire
 from fedclade.flower.client_app import node_settings
 from fedclade.flower.policy import EXAMPLES_A_PARTING, FORBIDS, Policy
 from fedclade.flower.signing import with_nonce
-from fedclade.flower.usage import Usage
+from fedclade.flower.usage import Usage, UsageLog
 from fedclade.flower.wire import Content
 from tests.flower.grids import CFL_OF_TWO, FOUR, LOCAL, app_of, federated, grid_of, handler_of, node_of, reasons
 from tests.flower.test_client_handler import MODEL, SECRET, ask
@@ -176,6 +177,18 @@ def test_it_counts_before_an_answer_leaves_and_not_what_it_refused(tmp_path: Pat
     kept = json.loads((tmp_path / "policy.json").read_text())
     assert kept == {"format": 1, "releases": 3, "partings": 1, "evaluations": 1}
     assert stat.S_IMODE((tmp_path / "policy.json").stat().st_mode) == 0o600
+
+
+def test_nobody_else_counts_between_reading_and_writing(tmp_path: Path):
+    lock = FileLock(tmp_path / ".policy.json.lock")
+
+    def another_waits(usage: Usage) -> None:
+        with pytest.raises(Timeout):
+            lock.acquire(timeout=0)
+
+    UsageLog(tmp_path).book(Usage(releases=1), another_waits)
+    with lock.acquire(timeout=0):
+        assert UsageLog(tmp_path).usage() == Usage(releases=1)
 
 
 def test_two_processes_that_answer_for_a_client_share_its_limits(tmp_path: Path):

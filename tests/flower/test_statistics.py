@@ -184,6 +184,15 @@ def test_sums_are_checked_and_those_of_most_will_do(
     assert len({row["client"] for row in run.client_rows}) == 4
 
 
+def test_sums_of_two_are_not_those_of_three():
+    """Of two nobody's can be bounded."""
+    grid = grid_of()
+    grid.nodes[node_of(3)].connected = False
+    spoil(grid, 2, "statistics", worded(count=29))
+    with pytest.raises(UpdateError, match=r"2 of 3 clients tell what their examples come to, .*, and 3 are needed: cl"):
+        federated(grid, "fedavg", "mlp", network=network_of(grid, clients=3), **BOTH)
+
+
 def test_a_client_tells_no_sums_of_few_examples_or_against_its_policy():
     grid = grid_of(made=lambda k: alone(k, size=9 if k == 1 else None))
     grid.nodes[node_of(3)].config = {"partition-id": 3, "allow": "train evaluate"}

@@ -71,6 +71,14 @@ def test_an_overview_too_wide_for_the_terminal_is_several_tables(summary_run, wi
     assert max(len(line.rstrip()) for line in text.splitlines()) <= console.width
 
 
+@pytest.mark.parametrize("width", range(30, 70))
+def test_no_width_cuts_an_overview_off(summary_run, width):
+    each = {f"s{k}": Comparison({"m": [summary_run("m", 0.5)]}, f"s{k}") for k in range(8)}
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(*SuiteComparison(each).overview(width))
+    assert "…" not in console.export_text()
+
+
 def test_csv_and_json_have_the_scenario(suite):
     rows = list(csv.DictReader(io.StringIO(suite.csv())))
     assert [(row["scenario"], row["label"]) for row in rows] == [

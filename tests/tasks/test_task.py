@@ -80,10 +80,13 @@ def test_class_weights_multiply_an_examples_loss():
 
 
 def test_balanced_weights_are_by_the_counts_of_all_clients():
-    """8 examples of 2 labels that there are, 6 and 2: 8 / (2 · 6) and 8 / (2 · 2); they weigh 1 in the mean."""
+    """8 examples of 2 labels, 6 and 2: 8 / (2 · 6) and 8 / (2 · 2); they weigh 1 in the mean.
+
+    A label that is not counted weighs as the rarest: newcomers may have some, or clients that did not tell.
+    """
     task = Task(class_weights="balanced").of(SPEC, torch.tensor([6, 0, 2]))
     assert task.weights is not None
-    torch.testing.assert_close(task.weights, torch.tensor([8 / 12, 0.0, 2.0]))
+    torch.testing.assert_close(task.weights, torch.tensor([8 / 12, 2.0, 2.0]))
     assert float(task.weights @ torch.tensor([6.0, 0.0, 2.0])) == pytest.approx(8)
     assert task.described == Task(class_weights="balanced").of(SPEC).described
 

@@ -11,8 +11,9 @@ from fedclade.core.params import Layout
 from fedclade.core.queries import Round
 from fedclade.tasks import FittedTask
 from fedclade.training import SimulatedClients
+from fedclade.training.jobs import Job, Workload
 from fedclade.training.private_steps import PrivateSteps
-from fedclade.training.stretch import JUDGED
+from fedclade.training.stretch import JUDGED, stretch
 from tests.tiny import FEATURES, LABELS, federation_of, linear, simulated
 
 TIMES, IDS, SIZES = 3.0, range(4), [40] * 4
@@ -60,11 +61,40 @@ def test_buffers_are_sent_as_they_are():
     assert torch.equal(sent[parameters:], plain[parameters:])
 
 
-def test_an_update_that_diverges_stays_as_it_is():
-    clients, params = simulated(federation_of([0], [40]), linear())
-    sent = clients.train([0], params[None], [0], asked(3e38))
-    assert sent.ids == ()
-    assert 0 in sent.left_out
+@pytest.mark.parametrize("spoilt", [float("nan"), float("inf"), 3e38])
+def test_an_update_that_diverges_stays_as_it_is(spoilt: float):
+    """Also one that would overflow only if it were longer."""
+    federation, module = federation_of([0], [40]), linear()
+    layout, (x, y) = Layout.of(module), federation.examples(0, "train")
+    job = Job(0, 0, x, y, torch.Generator().manual_seed(0))
+    work = Workload(module, layout, layout.flatten(module)[None], [job], LocalTraining(), 0.1)
+    moved = torch.full((1, layout.size), spoilt)
+    stretch(work, moved, TIMES, chunk=100)
+    assert torch.equal(moved.nan_to_num(1.0), torch.full((1, layout.size), spoilt).nan_to_num(1.0))
+
+
+class Flattening(nn.Module):
+    """Takes examples that lie side by side in memory; notes how many it gets at once, and whether they are to train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.output, self.seen = nn.Linear(FEATURES, LABELS), list[tuple[int, bool]]()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append((len(x), self.training))
+        return self.output(x.view(-1).view(len(x), -1))
+
+
+def test_a_module_gets_few_examples_at_once_and_contiguous_ones():
+    module = Flattening()
+    federation = federation_of([0], [3 * JUDGED])
+    layout, (x, y) = Layout.of(module), federation.examples(0, "train")
+    job = Job(0, 0, x, y, torch.Generator().manual_seed(0))
+    work = Workload(module, layout, layout.flatten(module)[None], [job], LocalTraining(), 0.1)
+    stretch(work, torch.zeros(1, layout.size), TIMES, chunk=100)
+    assert [count for count, _ in module.seen[-6:]] == [100, 100, 56] * 2
+    assert max(count for count, _ in module.seen) == 100
+    assert not any(training for _, training in module.seen)
 
 
 def test_examples_that_are_private_choose_nothing():
@@ -76,7 +106,7 @@ def test_examples_that_are_private_choose_nothing():
 
 
 def test_examples_from_all_over_a_part_decide():
-    """The first quarter, all of one label or two, would be better off with a longer update; every fourth is not."""
+    """The first quarter, all of one label or two, would be better off with a longer update; all together are not."""
     federation = federation_of([0], [4 * JUDGED])
     (client,) = federation.clients
     ordered = client.train[torch.argsort(federation.examples(0, "train")[1], stable=True).numpy()]
@@ -87,7 +117,7 @@ def test_examples_from_all_over_a_part_decide():
     plain = clients.train([0], params[None], [0], replace(this_round, longest=1.0)).required_deltas
     at = [
         [loss_of(linear(), params + times * plain[0], inputs[some], targets[some]) for times in (1.0, TIMES)]
-        for some in (slice(JUDGED), slice(0, None, 4))
+        for some in (slice(JUDGED), slice(None))
     ]
     assert at[0][1] < at[0][0]
     assert at[1][1] > at[1][0]

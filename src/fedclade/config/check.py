@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -164,15 +165,17 @@ class _Problems:
         Where some are of a wrong type, it is tried with the others, whose values may be out of range.
         """
         owner, right = f"[{section}]" if section else "the config", dict[str, Any]()
+        known = known_arguments(takers, besides, positional=positional)
         for key, value in settings.items():
             one = self.collect(section, check_arguments, owner, takers, {key: value}, besides, positional=positional)
             right |= one or {}
         if not (wrong := settings.keys() - right.keys()):
             return self.collect(section, make, right)
-        others = _Problems()
-        others.collect(section, make, right)
-        told = [line for line in others._lines if ", got" in line]  # not that something is missing: it may be wrong
-        self._lines += [line for line in told if not any(key in line for key in wrong)]
+        if wrong <= known.keys():  # of one that is misspelt nobody knows what else it would make wrong
+            others = _Problems()
+            others.collect(section, make, right)
+            of_wrong = re.compile("|".join(rf"\b{re.escape(key)}\b" for key in wrong))
+            self._lines += [line for line in others._lines if ", got" in line and not of_wrong.search(line)]
         return None
 
     def report(self) -> None:

@@ -73,8 +73,9 @@ def summed(
     if left_out:
         told = f"{len(found)} of {len(query.ids)} clients tell what their examples come to, by which all scale or weigh"
         why = "; ".join(f"client {client}: {why}" for client, why in sorted(left_out.items()))
-        if 2 * len(found) <= len(query.ids):
-            raise UpdateError(f"{told}, and more than half are needed: {why}")
+        needed = max(len(query.ids) // 2 + 1, min(3, len(query.ids)))  # of two nobody's can be bounded
+        if len(found) < needed:
+            raise UpdateError(f"{told}, and {needed} are needed: {why}")
         _log.warning("%s: %s", told, why)
     of_most = [found[client] for client in query.ids if client in found]
     return reduce(Statistics.plus, bounded(of_most, query.largest_weight))

@@ -65,7 +65,7 @@ class SuiteComparison(ComparisonFiles):
             max(map(len, [*heading.split("\n"), *(row[place] for row in cells.values())]))
             for place, heading in enumerate(headings)
         ]
-        label, blocks = max(map(len, cells)), list[list[int]]()
+        label, blocks = max(map(len, ["config", *cells])), list[list[int]]()
         for place in range(len(headings)):
             together = sum(2 + wide[other] for other in [*(blocks[-1] if blocks else ()), place])
             if not blocks or (width is not None and 2 + label + together > width):

@@ -35,7 +35,7 @@ class Task:
     class_weights
         One for each label of a classification, by which its examples' losses are multiplied, or of a binary task for 0
         and 1; ``balanced``: by how rare labels are among all clients' training examples, so that they weigh 1 in the
-        mean. None: all weigh 1.
+        mean, and labels of none as the rarest. None: all weigh 1.
 
     Raises
     ------
@@ -296,4 +296,8 @@ def _weights(weights: Weights | None, spec: DataSpec, counts: Tensor | None) -> 
         return torch.tensor([*weights], dtype=torch.float32)
     if counts is None:
         return None
-    return torch.where(counts > 0, counts.sum() / (int((counts > 0).sum()) * counts.clamp(min=1)), 0.0).float()
+    seen = counts > 0
+    balanced = counts.sum() / (int(seen.sum()) * counts.clamp(min=1))
+    return torch.where(
+        seen, balanced, balanced[seen].max() if seen.any() else 0.0
+    ).float()  # somebody may have them yet

@@ -199,20 +199,12 @@ class SimulatedClients(Workers):
     ) -> tuple[Tensor, Tensor]:
         """Train some clients; return what their whole models moved by, ``[k, F]``, and their losses."""
         block = list(zip(clients, start.rows, start.anchors, strict=True))
-        if this_round.personal_epochs:
-            moved, losses = self._moved_apart(block, start, this_round)
-        else:
-            moved, losses = self._train_block(block, start.models, this_round, start.optimizer, out=out)
-        if this_round.longest > 1 and self._private is None:  # private examples choose nothing
-            stretch(self._workload(block, start.models, this_round), moved, this_round.longest, self._chunk)
-        return moved, losses
-
-    def _moved_apart(self, block: Block, start: Start, this_round: Round) -> tuple[Tensor, Tensor]:
-        """Train some clients' personal parameters alone, and then the shared ones alone."""
+        if this_round.personal_epochs == 0:
+            return self._train_block(block, start.models, this_round, start.optimizer, out=out)
         own = frozenset(slot.name for slot in self.layout.personal)
         shared = frozenset(slot.name for slot in self.layout.full.parameters) - own
         spec = this_round.spec.in_epochs(this_round.personal_epochs)
-        first = replace(this_round, spec=spec, purpose=f"{this_round.purpose} personal")
+        first = replace(this_round, spec=spec, longest=1.0, purpose=f"{this_round.purpose} personal")
         moved, _ = self._train_block(block, start.models, first, start.optimizer, shared)
         moved = self.whole.only(PERSONAL, moved)  # buffers of the other part have changed too
         models = torch.cat([start.models[: len(block)] + moved, start.models[len(block) :]])
@@ -274,10 +266,13 @@ class SimulatedClients(Workers):
         def trained_by(engine: Engine) -> tuple[Tensor, Tensor]:
             work = replace(self._workload(block, models, this_round), fixed=fixed).weighted(weights or {})
             if optimizer is None:  # what is trained for another purpose begins with a new one, and leaves nothing
-                return engine.train(replace(work, spec=replace(work.spec, keep_state=False)), out)
-            work = self.store.with_states(work, this_round.number, optimizer)
-            moved, losses = engine.train(work, out)
-            self.store.keep_states(work, this_round.number, optimizer, moved, losses)
+                moved, losses = engine.train(replace(work, spec=replace(work.spec, keep_state=False)), out)
+            else:
+                work = self.store.with_states(work, this_round.number, optimizer)
+                moved, losses = engine.train(work, out)
+                self.store.keep_states(work, this_round.number, optimizer, moved, losses)
+            if this_round.longest > 1 and self._private is None:  # private examples choose nothing
+                stretch(work, moved, this_round.longest, self._chunk)
             return moved, losses
 
         try:

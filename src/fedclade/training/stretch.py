@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -24,21 +26,21 @@ def stretch(work: Workload, moved: Tensor, times: float, chunk: int) -> None:
     for update, job in zip(moved, work.jobs, strict=True):
         start, longer = work.models[job.row], update.clone()
         longer[parameters] *= times
-        judged = _spread(job)
-        with using_threads(threads_of_step(work.module, judged.inputs, judged.size)):
-            if _loss(work, start + longer, judged, chunk) < _loss(work, start + update, judged, chunk):
+        batches = _drawn(job, chunk)
+        with using_threads(threads_of_step(work.module, batches[0][0], len(batches[0][1]))):
+            if _loss(work, start + longer, batches) < _loss(work, start + update, batches):
                 update.copy_(longer)
 
 
-def _spread(job: Job) -> Job:
-    """Return a job with some examples from all over its own, which may be in the order of their labels."""
-    step = -(-job.size // JUDGED)
-    return Job(job.client, job.row, job.inputs[::step], job.targets[::step], job.generator)
+def _drawn(job: Job, chunk: int) -> list[tuple[Tensor, Tensor]]:
+    """Draw some of a job's examples, which may be in the order of their labels; its own draws order batches."""
+    generator = torch.Generator().manual_seed(job.generator.initial_seed() + 1)
+    places = torch.randperm(job.size, generator=generator)[:JUDGED].to(job.targets.device)
+    return [(job.inputs[some], job.targets[some]) for some in places.split(chunk)]
 
 
-def _loss(work: Workload, model: Tensor, job: Job, chunk: int) -> float:
+def _loss(work: Workload, model: Tensor, batches: Sequence[tuple[Tensor, Tensor]]) -> float:
     work.layout.load(model, work.module)
     work.module.eval()
     with torch.no_grad():
-        batches = zip(job.inputs.split(chunk), job.targets.split(chunk), strict=True)
         return sum(float(work.task.total_loss(work.module(x), y)) for x, y in batches)

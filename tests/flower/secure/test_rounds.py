@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedclade.core import ConfigError, Mixture, Round
 from fedclade.flower import wire
 from fedclade.flower.policy import Policy
 from fedclade.flower.secure import member
+from fedclade.flower.secure.secrets import new_key
 from fedclade.flower.secure.terms import STAGES
 from fedclade.flower.wire import Content
 from tests.flower.secure.sums import RULES, D, Party, Room, S, Spoil, expected, query_of, setting_of, summed, worded
@@ -164,6 +166,71 @@ def test_a_client_that_deals_what_nobody_can_read_spoils_one_sum_and_takes_no_fu
     assert updates.left_out == {1: why}
     assert updates.sums is not None
     torch.testing.assert_close(updates.sums.groups[0], expected(room, [0, 2, 3, 4]), **CLOSE)
+
+
+@pytest.mark.parametrize(("silent", "gone"), [("masked", None), ("unmask", None), ("unmask", 7), (None, 7)])
+def test_one_that_deals_nonsense_to_as_few_as_can_be_is_found_though_it_is_silent(silent: str | None, gone: int | None):
+    """Three of nine, which could all lie; its own silence, or that of another, makes one more than may be."""
+    room, setting = Room.of(9), setting_of()
+
+    def deals(honest: RecordDict) -> RecordDict:
+        ciphertexts = [*honest.config_records["fedclade"]["ciphertexts"]]  # pyright: ignore
+        return worded(honest, ciphertexts=[b"nonsense"] * 3 + ciphertexts[3:])
+
+    room.spoilt[8, "shares"] = deals
+    if silent is not None:
+        room.drop(8, silent)
+    if gone is not None:
+        room.drop(gone, "unmask")
+    of_group(room, [], [0] * 9, setting=setting)
+    assert setting.barred == {8: "client 8 has dealt wrong shares: 3 of 9 holders cannot read theirs, or say so"}
+    room.spoilt.clear()
+    of_group(room, list(range(8)), [0] * 9, setting=setting)
+
+
+def test_nobody_is_barred_where_more_are_gone_than_may_be_whoever_lies():
+    """One says that it cannot read, and three are gone, which would be as many too many if the dealer were a liar."""
+    room, setting = Room.of(9), setting_of()
+    room.spoilt[8, "unmask"] = no_shares
+    for client in (2, 4, 6):
+        room.drop(client, "unmask")
+    of_group(room, [], [0] * 9, setting=setting)
+    assert setting.barred == {}
+
+
+def test_shares_longer_than_any_are_as_good_as_none(monkeypatch: pytest.MonkeyPatch):
+    """Or holders would tell what the server does not take, and none of their shares would count."""
+    room, setting = Room.of(5), setting_of()
+    honest = room.parties[1].answer
+
+    def deals(content: Content) -> RecordDict:
+        with monkeypatch.context() as patch:
+            patch.setattr(member, "create_shares", lambda *of: [share + bytes(150) for share in create_shares(*of)])
+            return honest(content)
+
+    room.parties[1].answer = deals  # type: ignore[method-assign]
+    of_group(room, [], [0] * 5, setting=setting)
+    assert setting.barred.keys() == {1}
+    of_group(room, [0, 2, 3, 4], [0] * 5, setting=setting)
+
+
+@pytest.mark.parametrize("copied", [1, 4])
+def test_who_shows_a_key_twice_is_left_out_and_the_others_go_on(copied: int, monkeypatch: pytest.MonkeyPatch):
+    """Its own for both uses, or that of another that is in it with the client."""
+    room, keys = Room.of(6), [new_key(), new_key()]
+    for client in {1, copied}:
+        honest = room.parties[client].answer
+
+        def shows(content: Content, honest: Callable[[Content], RecordDict] = honest) -> RecordDict:
+            drawn = iter(keys if copied == 4 else keys[:1] * 2)
+            with monkeypatch.context() as patch:
+                patch.setattr(member, "new_key", lambda: next(drawn))
+                return honest(content)
+
+        room.parties[client].answer = shows  # type: ignore[method-assign]
+    left = [client for client in range(6) if client not in (1, copied)]
+    updates = of_group(room, left, [0] * 6)
+    assert updates.left_out == dict.fromkeys({1, copied}, "shows a key that is shown twice in the sum")
 
 
 @pytest.mark.parametrize(("stage", "what"), [("unmask", "seed"), ("masked", "key")])

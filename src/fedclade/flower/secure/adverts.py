@@ -28,6 +28,11 @@ class Advert:
     signer: str  # its public Ed25519 key, in hexadecimal
     signature: bytes = b""
 
+    @property
+    def keys(self) -> tuple[bytes, bytes]:
+        """Its public keys."""
+        return self.masking, self.sealing
+
     def signed(self, context: bytes, key: Key) -> Advert:
         """Return it with a signature by the client's own key, for one sum."""
         return replace(self, signature=key.private.sign(self._transcript(context)))

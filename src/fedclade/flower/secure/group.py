@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -54,7 +55,14 @@ class Group:
     promises: dict[int, dict[int, bytes]] = field(default_factory=dict[int, dict[int, bytes]])  # from, to
     masked: dict[int, Masked] = field(default_factory=dict[int, Masked])
     shares: dict[int, dict[int, bytes]] = field(default_factory=dict[int, dict[int, bytes]])  # of, held by
-    unreadable: dict[int, int] = field(default_factory=dict[int, int])  # of: how many say so of their share
+    unreadable: dict[int, set[int]] = field(default_factory=dict[int, set[int]])  # of: who say so of their share
+
+    def leave_out_copies(self) -> list[int]:
+        """Leave out, and return, those who show a key twice, or that of another: nobody would go on with them."""
+        times = Counter(key for client in self.alive for key in self.adverts[client].keys)
+        copies = [client for client in self.alive if max(times[key] for key in self.adverts[client].keys) > 1]
+        self.alive = [client for client in self.alive if client not in copies]
+        return copies
 
     def draw_neighbours(self, rules: SecureRules) -> None:
         """Settle who shares masks with whom, once it is known who takes part."""
@@ -87,7 +95,7 @@ class Group:
             if share:
                 self.shares.setdefault(whose, {})[client] = share
             else:
-                self.unreadable[whose] = self.unreadable.get(whose, 0) + 1
+                self.unreadable.setdefault(whose, set()).add(client)
 
     def needed(self, client: int) -> int:
         """Return how many shares a client's secrets are put together from."""
@@ -139,9 +147,14 @@ class Group:
         """Put a client's secret together from shares that it has committed to; any that are enough will do."""
         shares, needed = self.shares.get(client, {}), self.needed(client)
         if len(shares) < needed:
-            holders, unreadable = len(self.neighbours[client]) + 1, self.unreadable.get(client, 0)
-            if unreadable > holders - needed:  # so that the secret was lost to begin with
-                raise BadSharesError(client, f"{unreadable} of {holders} holders cannot read theirs, or say so")
+            holders = {*self.neighbours[client], client}
+            complaining = self.unreadable.get(client, set()) - {client}
+            gone, spare = holders - complaining - shares.keys(), len(holders) - needed
+            # More than may be, if the dealer is honest; and no more, if it is one of those that lie or are gone.
+            if len(complaining | gone) > spare >= len(gone | {client}):
+                raise BadSharesError(
+                    client, f"{len(complaining)} of {len(holders)} holders cannot read theirs, or say so"
+                )
             raise UpdateError(
                 f"{len(shares)} clients have told what they hold of client {client}'s {what}, and {needed} are needed "
                 "to take the masks off (network.secure_threshold)"

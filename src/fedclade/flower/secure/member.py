@@ -22,7 +22,17 @@ from fedclade.flower.secure import adverts as advertising
 from fedclade.flower.secure.adverts import Advert
 from fedclade.flower.secure.kept import Kept
 from fedclade.flower.secure.numbers import Numbers
-from fedclade.flower.secure.secrets import Masked, agreed, commitment, mask, new_key, new_seed, promises_of, public_of
+from fedclade.flower.secure.secrets import (
+    LONGEST_SHARE,
+    Masked,
+    agreed,
+    commitment,
+    mask,
+    new_key,
+    new_seed,
+    promises_of,
+    public_of,
+)
 from fedclade.flower.secure.terms import OF_STAGE, Terms, digest_of, listed, names_of
 from fedclade.flower.wire import Content, shown
 
@@ -201,7 +211,9 @@ def _opened(ciphertext: bytes, source: int, client: int, key: bytes) -> tuple[by
         said, meant, seed_share, key_share = unsealed(decrypt(key, ciphertext))
     except InvalidToken:
         return UNREADABLE, UNREADABLE
-    right = (said, meant) == (source, client) and seed_share and key_share
+    right = (said, meant) == (source, client) and all(
+        0 < len(share) <= LONGEST_SHARE for share in (seed_share, key_share)
+    )
     return (seed_share, key_share) if right else (UNREADABLE, UNREADABLE)
 
 

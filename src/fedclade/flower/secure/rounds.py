@@ -151,6 +151,8 @@ class _Round:
             signature = content.get("signature", bytes)
             advert = Advert(client, masking, sealing, promise, self._keys_of[client], signature)
             advert.check(of[client].terms.context)
+            if len(promise) != PROMISE_BYTES:
+                raise UpdateError(f"a commitment of {len(promise)} bytes, expected {PROMISE_BYTES}")
             return advert
 
         for client, advert in self._ask(
@@ -158,6 +160,7 @@ class _Round:
         ):
             of[client].adverts[client] = advert
         for group in {id(group): group for group in of.values()}.values():
+            self._left_out |= dict.fromkeys(group.leave_out_copies(), "shows a key that is shown twice in the sum")
             group.draw_neighbours(self._of.rules)
 
     def _shares(self, of: Mapping[int, Group]) -> None:
