@@ -162,7 +162,8 @@ def standings(lines: Sequence[Line]) -> tuple[list[str], list[str]]:
         if gaps and gaps[first] <= NEAR:
             near.append(cell)
         elif gaps:
-            behind.append(f"{cell.removeprefix('mnist ')}: `{first}` is {gaps[first]:.1f} points ahead")
+            where = cell.removeprefix("mnist ").replace("cifar10", DATA["cifar10"])
+            behind.append(f"{where}: `{first}` is {gaps[first]:.1f} points ahead")
     return near, behind
 
 
