@@ -407,6 +407,7 @@ def test_what_it_keeps_only_its_owner_reads(tmp_path: Path):
     assert {name.partition("-")[0] for name in modes} == {
         "privacy.json",
         ".privacy.json.lock",
+        ".policy.json.lock",
         "policy.json",
         "residual",
     }
