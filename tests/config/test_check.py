@@ -267,7 +267,7 @@ def test_of_a_misspelt_key_nobody_knows_what_else_it_makes_wrong():
 
 
 def test_values_out_of_range_are_told_beside_values_of_a_wrong_type():
-    """And none that only lack what was of a wrong type, such as the clusters of fl_hc."""
+    """And none that only lack what was of a wrong type, such as the clusters of ifca."""
     raw = {
         "data": {"clients": 0, "samples_per_client": "many"},
         "local": {"lr": -1, "epochs": "x"},

@@ -298,6 +298,5 @@ def _weights(weights: Weights | None, spec: DataSpec, counts: Tensor | None) -> 
         return None
     seen = counts > 0
     balanced = counts.sum() / (int(seen.sum()) * counts.clamp(min=1))
-    return torch.where(
-        seen, balanced, balanced[seen].max() if seen.any() else 0.0
-    ).float()  # somebody may have them yet
+    rarest = balanced[seen].max() if seen.any() else torch.tensor(0.0)  # for labels that nobody has counted
+    return torch.where(seen, balanced, rarest).float()
