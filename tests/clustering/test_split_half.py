@@ -136,3 +136,30 @@ def test_of_many_clients_a_sample_is_tested(monkeypatch):
     assert p_value_of(finding, 0.01) <= 0.01
     nothing = find_clusters(replicates_of(torch.ones(30, 20), 1.0, 1))
     assert (p_value_of(nothing, 0.01), nothing.gain, nothing.labels.max()) == (1.0, 0.0, 0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_shuffles_inside_the_present_clusters_are_those_of_the_definition(seed):
+    """Clusters of three and four: 144 orders, of which 400 are drawn."""
+    now = np.array([0, 1, 0, 1, 1, 0, 1])
+    replicates = replicates_of(grouped(now.tolist(), 12), 1.5, seed)
+    halves = [cosine_similarity(half) for half in (replicates.first, replicates.second)]
+    found = find_clusters(replicates)
+    expected = written_out.exceeded(*halves, found.noise, now.tolist())
+    assert found.exceeded(now, np.random.default_rng(0)) == pytest.approx(expected, abs=0.08)
+
+
+def test_of_many_clients_a_sample_is_shuffled_inside_clusters(monkeypatch):
+    monkeypatch.setattr(replication, "LARGEST_TESTED", 18)
+    truth = np.array([0, 1, 2] * 10)
+    finding = find_clusters(replicates_of(grouped(truth.tolist()), 0.5, 1))
+    assert finding.exceeded(np.minimum(truth, 1), np.random.default_rng(0)) == 0.0  # two of three lie together
+
+
+def test_a_finding_among_fewer_clusters_is_the_best_of_these():
+    finding = find_clusters(replicates_of(grouped([0, 0, 0, 1, 1, 1, 2, 2, 2]), 0.4, 1))
+    gains = finding.across.gains(np.arange(9)[None])[0]
+    assert (finding.labels.max(), finding.gain) == (2, gains[2])
+    fewer = finding.at_most(2)
+    assert (fewer.labels.max(), fewer.gain) == (1, gains[1])
+    assert fewer.gain < finding.gain

@@ -29,6 +29,9 @@ from fedclade.core import Check, Postponed, Round, Updates
 CHANGED = 0.01
 """Cosines of parts that differ by more than this are those of other data: rounding changes them by less."""
 
+CHANCE = 0.05
+"""Share of shuffles inside the present clusters that may gain more than clusters beyond those that there are."""
+
 FOR_PEOPLE = 0.01
 """Level at which p-values are resolved that decide nothing."""
 
@@ -109,6 +112,9 @@ def by_halves(updates: Updates, now: Labels, level: float, draw: np.random.Gener
     replicates = Replicates(*signatures_of_parts(updates).unbind(1))
     found = find_clusters(replicates)
     kept = gain(found.similarity, now, found.noise, found.own)
+    more = now.any() and found.labels.max() > now.max() and found.gain > kept
+    if more and found.exceeded(now, draw) > CHANCE:
+        found = found.at_most(int(now.max()) + 1)
     changes = found.gain > max(kept, 0.0) and not same_partition(found.labels, now)
     # Where nothing depends on it, the p-value is for people, and may be less exact.
     p_value = found.p_value(level if changes else max(level, FOR_PEOPLE), draw)

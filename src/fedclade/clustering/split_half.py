@@ -20,12 +20,16 @@ fit each other as well as before. The p-value is the share of shuffles, the true
 all cuts gains at least as much. That counts both directions and the choice of the number of clusters. It is exact where
 halves of one client have no more in common than those of two: at a model that has seen none of the data, whatever the
 distribution of updates is; later on, as far as what it has learnt by heart of one client tells nothing of another.
+
+*More clusters than there are.* Where there are clusters already, they make that p-value small, and a further one might
+gain by chance. So B's clients are shuffled inside the present clusters, too: if these are right, the best of all cuts
+gains no more in the true order than in others. In small clusters few orders differ, and the gain alone decides.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import permutations
@@ -41,6 +45,9 @@ from fedclade.clustering.similarity import Labels, Similarity, cosine_similarity
 MOST_CLUSTERS = 32
 """That a dendrogram is cut into."""
 
+DRAWS_INSIDE = 400
+"""Shuffles inside the present clusters."""
+
 DRAWS_TO_RESOLVE = 20
 """A sample of shuffles is so many times as large as one over the level: a p-value at it is known within a quarter."""
 
@@ -54,6 +61,9 @@ ENOUGH = 100
 
 LARGEST_TESTED = 500
 """Clients whose similarities are shuffled; of more, so many are drawn for the test."""
+
+ROUNDING = 1e-12
+"""Of gains."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,10 +137,25 @@ class Finding:
         """
         if not self.labels.any():
             return 1.0
-        across, n = self.across, len(self.labels)
-        if n > LARGEST_TESTED:
-            across = across.of_some(np.sort(draw.choice(n, LARGEST_TESTED, replace=False)))
-        return _p_value(across, level, draw)
+        return _p_value(self._tested(self.labels, draw)[0], level, draw)
+
+    def exceeded(self, now: Labels, draw: np.random.Generator) -> float:
+        """Return the share of shuffles inside the present clusters ``[n]`` in which some partition gains more."""
+        across, now = self._tested(now, draw)
+        seen = float(across.gains(np.arange(len(now))[None]).max()) + ROUNDING
+        return sum(int((gains > seen).sum()) for gains in _best(across, DRAWS_INSIDE, draw, now)) / DRAWS_INSIDE
+
+    def at_most(self, clusters: int) -> Finding:
+        """Return the finding among partitions into no more clusters."""
+        return _find(self.similarity, self.noise, self.across, self.own, clusters)
+
+    def _tested(self, clusters: Labels, draw: np.random.Generator) -> tuple[Across, Labels]:
+        """Return what is shuffled, and the clusters of these clients: all, but of many."""
+        n = len(clusters)
+        if n <= LARGEST_TESTED:
+            return self.across, clusters
+        rows = np.sort(draw.choice(n, LARGEST_TESTED, replace=False))
+        return self.across.of_some(rows), clusters[rows]
 
 
 def find_clusters(replicates: Replicates) -> Finding:
@@ -139,9 +164,7 @@ def find_clusters(replicates: Replicates) -> Finding:
     own = replicates.agreement
     noise = max(0.0, 1 - float(own.mean())) / 2
     across = Across(halves, [_cuts(similarity) for similarity in halves], noise)
-    gains = across.gains(np.arange(len(halves[0]))[None])[0]
-    best, both = int(gains.argmax()), (halves[0] + halves[1]) / 2
-    return Finding(_cuts(both)[best], float(gains[best]), noise, both, across, own)
+    return _find((halves[0] + halves[1]) / 2, noise, across, own, MOST_CLUSTERS)
 
 
 def gain(similarity: Similarity, labels: Labels, noise: float, own: NDArray[np.float64] | None = None) -> float:
@@ -157,6 +180,14 @@ def gain(similarity: Similarity, labels: Labels, noise: float, own: NDArray[np.f
     alone = np.bincount(labels, minlength=1)[labels] == 1
     of_all = (similarity.sum() - np.trace(similarity)) / max(n * (n - 1), 1)
     return gained + float((own[alone] - of_all).sum()) / n
+
+
+def _find(
+    similarity: Similarity, noise: float, across: Across, own: NDArray[np.float64] | None, most: int
+) -> Finding:
+    gains = across.gains(np.arange(len(similarity))[None])[0, :most]
+    best = int(gains.argmax())
+    return Finding(_cuts(similarity)[best], float(gains[best]), noise, similarity, across, own)
 
 
 def _cuts(similarity: Similarity) -> Labels:
@@ -190,14 +221,24 @@ def _shuffled(similarity: Similarity, orders: Labels) -> NDArray[np.float64]:
 def _p_value(across: Across, level: float, draw: np.random.Generator) -> float:
     """Return the share of orders of B's clients in which some partition gains as much as the best in the true one."""
     n = len(across.halves[0])
-    seen = float(across.gains(np.arange(n)[None]).max()) - 1e-12  # rounding counts against it
+    seen = float(across.gains(np.arange(n)[None]).max()) - ROUNDING  # it counts against it
     draws = min(MOST_DRAWS, math.ceil(DRAWS_TO_RESOLVE / level))
     if math.factorial(n) <= draws:
         every = np.array(list(permutations(range(n))))
         return float((across.gains(every).max(axis=1) >= seen).mean())
-    at_least, drawn, at_once = 0, 0, max(1, ENTRIES_AT_ONCE // n**2)
-    while drawn < draws and at_least < ENOUGH:
-        orders = np.argsort(draw.random((min(at_once, draws - drawn), n)), axis=1)
-        at_least += int((across.gains(orders).max(axis=1) >= seen).sum())
-        drawn += len(orders)
+    at_least, drawn = 0, 0
+    for gains in _best(across, draws, draw, np.zeros(n, dtype=np.int64)):
+        at_least, drawn = at_least + int((gains >= seen).sum()), drawn + len(gains)
+        if at_least >= ENOUGH:
+            break
     return (at_least + 1) / (drawn + 1)  # the true order is one of them
+
+
+def _best(across: Across, draws: int, draw: np.random.Generator, inside: Labels) -> Iterator[NDArray[np.float64]]:
+    """Yield the gain of the best partition in orders drawn of B's clients, who keep to their clusters ``[n]``."""
+    n = len(inside)
+    at_once, places = max(1, ENTRIES_AT_ONCE // n**2), np.argsort(inside, kind="stable")
+    for drawn in range(0, draws, at_once):
+        orders = np.empty((min(at_once, draws - drawn), n), dtype=np.int64)
+        orders[:, places] = np.argsort(inside + draw.random(orders.shape), axis=1)
+        yield across.gains(orders).max(axis=1)
