@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedclade import FLUX, ConfigError, LocalTraining
+from fedclade import FLUX, ConfigError, LocalTraining, simulate
 from fedclade.clustering import without_labels
 from fedclade.clustering.descriptors import DescriptorSpace, apart, epsilon_by_knee, knee
 from fedclade.core import Round, UpdateError
 from tests.reference.fedavg import as_numpy
 from tests.reference.flux import flux, kneedle, scaled
-from tests.tiny import LABELS, Around, Metered, federation_of, perceptron, play, simulated
+from tests.tiny import LABELS, Around, Metered, federation_of, linear, perceptron, play, simulated, task_federation
 
 SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.2)
 ROUND = Round(2, SPEC, 1)
@@ -190,3 +190,10 @@ def test_without_labels_only_members_that_answer_count_and_some_must():
         without_labels(state.tree, ids, clients, some, 1)
     one = algorithm.init(state.tree.nodes[0].params, clients).tree
     assert [each.path for each in without_labels(one, [3], clients, clients, 1)] == [(0,)]
+
+
+def test_data_without_labels_is_refused_before_the_first_round():
+    rounds = []
+    with pytest.raises(ConfigError, match=r"algorithm\.per_label = false"):
+        simulate(FLUX(), linear(), task_federation("regression", [0, 1]), on_round=lambda *_: rounds.append(1))
+    assert not rounds

@@ -279,3 +279,15 @@ def test_too_few_vectors_leave_the_clusters_to_the_next_round():
     assert len(played.states[1].tree.nodes) == 1
     assert played.logs[0].losses.keys() == set(everybody)
     assert {frozenset(leaf.members) for leaf in played.states[2].tree.leaves} == TRUE
+
+
+def test_vectors_that_both_clients_lack_do_not_count():
+    """Of p = 3 vectors both clients have two, which are 30° and 60° apart; of another label one has one, alone."""
+    turn = torch.deg2rad(torch.tensor([30.0, 60.0]))
+    vectors = torch.zeros(2, 2, 4, 3)
+    vectors[0, 0, 0, 0] = vectors[0, 0, 2, 1] = 1
+    vectors[1, 0, [0, 1], 0] = torch.stack([turn[0].cos(), turn[0].sin()])
+    vectors[1, 0, [2, 3], 1] = torch.stack([turn[1].cos(), turn[1].sin()])
+    assert angles(vectors, "same_place")[0, 1] == pytest.approx(45.0, abs=1e-4)
+    vectors[0, 1, 0, 0] = 1
+    assert angles(vectors, "same_place")[0, 1] == pytest.approx((45 + 90) / 2, abs=1e-4)

@@ -68,3 +68,10 @@ def test_only_a_round_that_is_evaluated_makes_models_of_the_clients_own():
 def test_an_option_out_of_range_is_refused(option, value, rule):
     with pytest.raises(ConfigError, match=re.escape(rule)):
         PerFedAvg(**{option: value})
+
+
+def test_gradients_that_are_clipped_make_no_product_with_the_hessian():
+    spec = LocalTraining(clip_norm=1.0)
+    PerFedAvg().check_training(spec)
+    with pytest.raises(ConfigError, match=re.escape("local.clip_norm should be left out with variant = 'HF', got 1.0")):
+        PerFedAvg(variant="HF").check_training(spec)

@@ -250,3 +250,13 @@ def test_without_labels_newcomers_go_where_images_are_like_theirs(name):
 def test_without_labels_one_cluster_is_where_all_go():
     run = fedclade.simulate("fedavg", "mclr", turned(), local=SPEC, rounds=1)
     assert {row["node"] for row in fedclade.assign(run, turned().newcomers, members=turned()).rows} == {0}
+
+
+@pytest.mark.parametrize("algorithm", [fedclade.PerFedAvg(alpha=0.3, adapt_steps=5), fedclade.FineTune(epochs=2)])
+def test_newcomers_take_their_own_steps_before_they_are_scored_as_members_do(algorithm):
+    settings = {"local": LocalTraining(lr=0.05, batch_size=80), "rounds": 2, "evaluate_every": 2}
+    run = fedclade.simulate(algorithm, "mclr", digits(), **settings)
+    found = fedclade.assign(run, digits().newcomers, algorithm=algorithm)
+    assert all(row["accuracy"] > row["accuracy_root"] for row in found.rows)
+    members = [row["accuracy"] for row in run.client_rows if row["round"] == 2]
+    assert sum(row["accuracy"] for row in found.rows) / 4 == pytest.approx(sum(members) / len(members), abs=0.2)

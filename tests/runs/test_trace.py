@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fedclade import CFL, ConfigError, DataError, FedAvg, LocalTraining, Run, simulate
+from fedclade import CFL, ConfigError, DataError, FedAvg, FedGroup, FlexCFL, LocalTraining, Run, simulate
 from fedclade.config import read_config
 from fedclade.core.errors import CheckpointError, RunInterrupted
 from fedclade.runs import Churn
@@ -188,3 +188,16 @@ def test_a_config_names_a_trace_beside_it_and_says_nothing_where_there_is_none(t
     assert "presence" not in read_config(tmp_path / "plain.toml").as_dict()
     with pytest.raises(ConfigError, match=r"presence\.round_seconds should be greater than 0"):
         read_config(tmp_path / "run.toml", ["presence.round_seconds=0"])
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("method", [FedGroup, FlexCFL])
+def test_groups_are_founded_by_clients_that_are_there(method, seed):
+    """With two clients to pre-train of eight, and a third of them there, both are away as a rule."""
+    algorithm, spec = method(groups=2, pretrain_scale=1), LocalTraining(lr=0.2)
+    run = simulate(algorithm, "mclr", digits(), local=spec, rounds=2, presence=Churn(trace="daily"), seed=seed)
+    first = run.metric_rows[0]
+    there = np.flatnonzero(Trace.daily([c.key for c in digits().clients], seed).there(0)).tolist()
+    assert first["clients_present"] == len(there)
+    placed = {row["client"] for row in run.client_rows if row["round"] == 1 and row["cluster"]}
+    assert placed == (set(there) if len(there) >= 2 else set())  # with seed 2 one alone is there

@@ -106,3 +106,15 @@ def test_what_is_not_possible_is_said():
         clients.descriptors([0], params, 1)
     assert clients.descriptors([0], params, 1, 3, per_label=False).shape == (1, 4, 3)
     assert DescriptorQuery([0], params, 1, per_label=False).shape(numbers.pool.schema) == (4, 10)
+
+
+def test_components_beyond_a_narrow_latent_are_zeros():
+    """Unless told how many, there are as many as labels; the latent of a linear model has an entry for each input."""
+    federation = federation_of([0, 1], [20, 26])
+    narrow = replace(federation, pool=replace(federation.pool, x=federation.pool.x[:, :3]))
+    clients, params = simulated(narrow, nn.Linear(3, LABELS))
+    found, exact = clients.descriptors([0, 1], params, 1), clients.descriptors([0, 1], params, 1, 3)
+    assert found.shape[2] == LABELS == 4
+    torch.testing.assert_close(found[:, :, :3], exact)
+    absent = (found == -1).all(2)
+    assert (found[:, 1:, 3] == torch.where(absent, -1.0, 0.0)[:, 1:]).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -80,3 +81,16 @@ def test_every_query_is_about_a_round():
         assert torch.equal(clients.ask(query), then.ask(query))
     now = clients.evaluate(clients.ids, models, [0] * 4, "train")
     assert torch.equal(now.losses, clients.evaluate(clients.ids, models, [0] * 4, "train", 4).losses)
+
+
+def test_what_clients_accumulate_they_train_on_once():
+    """A later stage holds what the first held, and more; a client that sees it otherwise has it twice."""
+    federation = federation_of([0, 1, 2, 3], [24, 31, 7, 40])
+    more = tuple(replace(each, train=np.concatenate([each.train, each.validation])) for each in federation.clients)
+    turned = (replace(more[0], label_map=torch.tensor([1, 0, 2, 3])), *more[1:])
+    federation = replace(federation, stages=(Stage(2, more, None), Stage(3, turned, None)))
+    clients = SimulatedClients(federation, linear(), engine="loop")
+    found = trained(clients, 3, [(1, 2), (1, 2), (1,), (2,)])
+    assert found[-4:].tolist() == [34, 41, 7, 50]
+    assert torch.equal(found[: len(found) // 4], trained(clients, 3, [(2,), (1, 2), (1,), (2,)])[: len(found) // 4])
+    assert trained(clients, 3, [(1, 2, 3), (2, 3), (3,), (1,)])[-4:].tolist() == [68, 41, 17, 40]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedclade.algorithms.state import OwnS, OwnState, S, State
 from fedclade.clustering import Assignment, SplitCriteria, route, to_root, walk_down
-from fedclade.core import Clients, Event, Joined, LocalTraining, Mixture, ParameterTree, Round, require
+from fedclade.core import Clients, DataSpec, Event, Joined, LocalTraining, Mixture, ParameterTree, Round, require
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +113,15 @@ class Algorithm(ABC, Generic[S]):
         holds = count is None or count <= clients
         require((f"algorithm.{name}", count, holds, f"at most the number of clients, {clients}"))
 
+    def check_data(self, spec: DataSpec) -> None:
+        """Check that the method can go with such examples; by default it can with any.
+
+        Raises
+        ------
+        ConfigError
+            If it cannot, as it goes by labels where there are none.
+        """
+
     def check_training(self, spec: LocalTraining) -> None:
         """Check that the method can go with some local training; by default it can with any.
 
@@ -178,6 +187,13 @@ class Algorithm(ABC, Generic[S]):
         """
         return None
 
+    def tunes(self, spec: LocalTraining) -> LocalTraining | None:
+        """Return the training by which a client makes what it is served with of the server's model; by default None.
+
+        Newcomers to a finished run do so, too.
+        """
+        return None
+
     def join(self, state: S, ids: Sequence[int], clients: Clients, this_round: Round) -> tuple[S, list[Event]]:
         """Take newcomers in before a round; return the next state and what happened.
 
@@ -235,6 +251,15 @@ class OwnModels(Algorithm[OwnS]):
     def keepers(self, state: OwnS) -> Sequence[int]:
         """Return the clients that have a model of their own so far; all others are served with the root's."""
         return state.keepers
+
+    def tuned(self, state: OwnS, clients: Clients, this_round: Round) -> OwnS:
+        """Return the state after clients :meth:`tune <tunes>` the root's model for themselves, if it is evaluated."""
+        if not this_round.evaluated or (spec := self.tunes(this_round.spec)) is None:
+            return state
+        at_home = replace(this_round, spec=spec, purpose="finetune", communicates="nothing")
+        root, ids = state.tree.nodes[0].params, clients.ids
+        updates = clients.train(ids, root[None], [0] * len(ids), at_home, own=True)
+        return replace(state, keepers=state.keepers_after(updates))
 
     def assign(
         self, tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round

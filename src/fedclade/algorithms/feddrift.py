@@ -14,6 +14,7 @@ Where paper and official code leave a choice, this file makes it:
 - Every client begins with a model of its own, all of them equal, as in the run that the official code names FedDrift;
   its δ and W are the defaults here. The paper sets δ for each data set: 0.04 for SEA, 0.2 for SINE, 0.1 for CIRCLE and
   MNIST. With ``start = "together"`` all begin with one model, as in the algorithms.
+- Where clients keep earlier data (``accumulate``), so does the data of each step, and each example trains a model once.
 - Clients compute A on all of their data, and report accuracies and numbers of examples. (The official code does so on
   the server, which has all data there, and on twenty batches.)
 - A model is in use as long as some data is assigned to it; one that no client has in the step is kept, but not trained

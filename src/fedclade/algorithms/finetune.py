@@ -10,14 +10,14 @@ either way.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from fedclade.algorithms.base import OneCohort, OwnModels, RoundLog
 from fedclade.algorithms.cluster_update import log_of, move_clusters, train_root
 from fedclade.algorithms.state import OwnState
-from fedclade.core import Clients, ParameterTree, Round, checked, require
+from fedclade.core import Clients, LocalTraining, ParameterTree, Round, checked, require
 
 
 @checked()
@@ -46,10 +46,8 @@ class FineTune(OwnModels[OwnState], OneCohort[OwnState]):
         """Run one round of FedAvg; if it is evaluated, let all clients fine-tune what comes out."""
         part = train_root(state, cohort, clients, this_round)
         new = OwnState(move_clusters(state.tree, [part]), keepers=())
-        if this_round.evaluated:
-            spec = this_round.spec.in_epochs(self.epochs)
-            at_home = replace(this_round, spec=spec, purpose="finetune", communicates="nothing")
-            w, ids = new.tree.nodes[0].params, clients.ids
-            updates = clients.train(ids, w[None], [0] * len(ids), at_home, own=True)
-            new = replace(new, keepers=new.keepers_after(updates))
-        return new, log_of([part])
+        return self.tuned(new, clients, this_round), log_of([part])
+
+    def tunes(self, spec: LocalTraining) -> LocalTraining:
+        """Return the fine-tuning."""
+        return spec.in_epochs(self.epochs)

@@ -35,7 +35,7 @@ from fedclade.algorithms.cluster_update import ClusterUpdate, membership_events,
 from fedclade.algorithms.fedgroup import FedGroup
 from fedclade.algorithms.groups import GroupDirection
 from fedclade.algorithms.state import State
-from fedclade.core import Clients, ParameterTree, Round, checked, inter_group, require
+from fedclade.core import Clients, DataSpec, ParameterTree, Round, ShiftQuery, checked, inter_group, require
 
 
 @checked()
@@ -77,6 +77,11 @@ class FlexCFL(FedGroup):
     def asks(self, clients: int, fraction: float) -> str:
         """Return :attr:`asks_for`, if clients may migrate."""
         return self.asks_for if self.migrate else ""
+
+    def check_data(self, spec: DataSpec) -> None:
+        """Check that examples have labels to count, if clients migrate."""
+        if self.migrate:
+            ShiftQuery((), 1, self.shift_share, self.by_label).labels(spec)
 
     def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
         """Let clients that have shifted migrate; then run one round as FedGroup does."""

@@ -46,7 +46,20 @@ from fedclade.clustering import (
     to_nearest_descriptor,
     to_root,
 )
-from fedclade.core import Clients, Event, Group, Joined, Node, ParameterTree, Postponed, Round, checked, require
+from fedclade.core import (
+    Clients,
+    DataSpec,
+    DescriptorQuery,
+    Event,
+    Group,
+    Joined,
+    Node,
+    ParameterTree,
+    Postponed,
+    Round,
+    checked,
+    require,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +79,8 @@ class FLUX(Algorithm[FLUXState]):
     Parameters
     ----------
     th_round
-        Clients are clustered as soon as some round has raised the accuracy by less.
+        Clients are clustered as soon as some round has raised the accuracy by less; of another first metric, in its
+        unit.
     earliest, latest
         After which round they are, at the earliest and at the latest.
     components
@@ -114,6 +128,10 @@ class FLUX(Algorithm[FLUXState]):
     def too_short(self, rounds: int) -> str:
         """Return what a run of so few rounds may miss: the clusters."""
         return never_clusters(self, self.latest + 1, rounds, "latest")
+
+    def check_data(self, spec: DataSpec) -> None:
+        """Check that examples have labels, if each one's data is described by itself."""
+        DescriptorQuery((), torch.empty(0), 0, per_label=self.per_label).shape(spec)
 
     def init(self, params: Tensor, clients: Clients) -> FLUXState:
         """Put all clients in one cluster."""

@@ -11,8 +11,9 @@ Where paper and official code differ or leave a choice, this file makes it:
   different data sets (MIX-4); where they differ in labels, it decomposes the data of each label by itself.
 - ``angle``: the smallest principal angle, or the angles between vectors of the same place (the trace of arccos(UᵀV));
   the paper names both. Per label they are averaged over the labels that at least one of two clients holds; a label that
-  one of them lacks counts as 90°. The official code takes the smallest angle between any two vectors instead, whatever
-  their labels, which cannot see what labels are called: on MNIST with label swaps it gave ARI 0, the average 1.
+  one of them lacks counts as 90°, and so does a vector of the same place. The official code takes the smallest angle
+  between any two vectors instead, whatever their labels, which cannot see what labels are called: on MNIST with label
+  swaps it gave ARI 0, the average 1.
 - Angles lie in [0°, 90°], since the sign of a singular vector means nothing (the official code keeps it), and the trace
   is divided by the number of vectors, so that a threshold means the same whatever p is.
 - Linkage is by the mean over pairs; the "average" of the official code weighs the two clusters that merge alike.
@@ -36,7 +37,7 @@ from fedclade.algorithms.cluster_update import log_of, membership_events, move_c
 from fedclade.algorithms.hierarchical import cut_rules, merged
 from fedclade.algorithms.state import State
 from fedclade.clustering import agglomerate, angles
-from fedclade.core import Clients, Event, ParameterTree, Postponed, Round, checked, require
+from fedclade.core import Clients, DataSpec, Event, ParameterTree, Postponed, Round, SubspaceQuery, checked, require
 
 
 @checked()
@@ -86,6 +87,10 @@ class PACFL(Algorithm[State]):
     def compares(self) -> bool:
         """Whether a step looks at signatures of updates."""
         return False
+
+    def check_data(self, spec: DataSpec) -> None:
+        """Check that examples have labels, if each one's inputs are compared by themselves."""
+        SubspaceQuery((), self.vectors, self.per_label).matrices(spec)
 
     def init(self, params: Tensor, clients: Clients) -> State:
         """Put all clients in one cluster; they are asked for their vectors in the first round."""

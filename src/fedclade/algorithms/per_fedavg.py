@@ -10,7 +10,7 @@ Where paper and others leave a choice, this file makes it:
   orders of their own. So α = 0 is FedAvg.
 - Clients are served with w after ``adapt_steps`` steps of size α on batches of their training data. They take these
   anew in every round that is evaluated, as in :mod:`~fedclade.algorithms.finetune`, in the cohort or not; so does a
-  newcomer, who has w before. With α = 0 all are served with w.
+  newcomer, who has w before, during a run or after it. With α = 0 all are served with w.
 - The algorithm has no default of α, nor HF of δ: 0.005 and 0.001 are those of later code that has this method (that of
   pFedMe, and FL-bench).
 - The mean is weighted by |D_i| as in FedAvg; the algorithm's is not. With equal sizes it is the same.
@@ -27,7 +27,7 @@ from fedclade.algorithms.base import RoundLog
 from fedclade.algorithms.cluster_update import log_of, move_clusters, train_root
 from fedclade.algorithms.ruled import Ruled
 from fedclade.algorithms.state import OwnState
-from fedclade.core import Clients, MetaLearning, Round, checked, require
+from fedclade.core import Clients, LocalTraining, MetaLearning, Round, checked, require
 
 
 @checked()
@@ -70,11 +70,9 @@ class PerFedAvg(Ruled):
         """Run one round of Algorithm 1; if it is evaluated, let all clients take their own step from what comes out."""
         part = train_root(state, cohort, clients, replace(this_round, rule=self.rule))
         new = OwnState(move_clusters(state.tree, [part]), keepers=())
-        if this_round.evaluated and self.alpha:
-            own = {"epochs": None, "steps": self.adapt_steps, "lr": self.alpha, "lr_decay": 1.0, "momentum": 0.0}
-            spec = replace(this_round.spec, **own)
-            at_home = replace(this_round, spec=spec, purpose="finetune", communicates="nothing")
-            w, ids = new.tree.nodes[0].params, clients.ids
-            updates = clients.train(ids, w[None], [0] * len(ids), at_home, own=True)
-            new = replace(new, keepers=new.keepers_after(updates))
-        return new, log_of([part])
+        return self.tuned(new, clients, this_round), log_of([part])
+
+    def tunes(self, spec: LocalTraining) -> LocalTraining | None:
+        """Return the client's own steps, of size α; None where that is 0."""
+        own = {"epochs": None, "steps": self.adapt_steps, "lr": self.alpha, "lr_decay": 1.0, "momentum": 0.0}
+        return replace(spec, **own) if self.alpha else None

@@ -14,6 +14,7 @@ Where paper and official code leave a choice, this file makes it:
 - A client trains, and gets another θ_i, only in rounds in which it is in the cohort, as in the algorithm; the official
   code lets all clients train and averages some. One that has not trained yet, and a newcomer, is served with w.
 - The mean is weighted by |D_i| as in FedAvg; the algorithm's is not. With equal sizes it is the same.
+- ``local.clip_norm`` is of the gradient of f_i, without the term of λ.
 - θ_i never leaves its client. A round's loss is that at θ_i before it meets a mini-batch.
 """
 

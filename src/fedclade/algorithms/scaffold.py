@@ -11,7 +11,8 @@ Where paper and others leave a choice, this file makes it:
   is twice that of FedAvg down, and the same up. This is exact if the server receives what the client has trained: where
   updates are coded or made private, or the server caps |D_i|, c is no longer quite the mean of the c_i.
 - Who joins has c_i = 0, so c shrinks to the mean over more clients. Where a client leaves, or an update gets lost,
-  whose client has moved c_i, c stays beside the mean of the c_i for good: the model then settles beside the optimum.
+  whose client has moved c_i, or data changes its size, c stays beside the mean of the c_i for good: the model then
+  settles beside the optimum.
 - Means are weighted by |D_i| as in FedAvg, that of the c_i too: c ← c + Σ_{i∈S} |D_i| (c_i⁺ − c_i) / Σ_i |D_i|, below
   over all clients. The algorithm's are not. With equal sizes it is the same.
 - Steps are plain SGD: with momentum (x − y_i)/(K η_l) would not be a mean of gradients, so it is refused.

@@ -182,9 +182,7 @@ def gain(similarity: Similarity, labels: Labels, noise: float, own: NDArray[np.f
     return gained + float((own[alone] - of_all).sum()) / n
 
 
-def _find(
-    similarity: Similarity, noise: float, across: Across, own: NDArray[np.float64] | None, most: int
-) -> Finding:
+def _find(similarity: Similarity, noise: float, across: Across, own: NDArray[np.float64] | None, most: int) -> Finding:
     gains = across.gains(np.arange(len(similarity))[None])[0, :most]
     best = int(gains.argmax())
     return Finding(_cuts(similarity)[best], float(gains[best]), noise, similarity, across, own)

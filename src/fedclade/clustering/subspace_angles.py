@@ -13,16 +13,22 @@ Angles = NDArray[np.float64]
 
 
 def angles(vectors: Tensor, angle: Literal["smallest", "same_place"] = "smallest") -> Angles:
-    """Return the angle between every two clients in degrees, ``[n, n]``, from their vectors ``[n, L, d, p]``."""
+    """Return the angle between every two clients in degrees, ``[n, n]``, from their vectors ``[n, L, d, p]``.
+
+    Vectors that both of them lack, which are zeros, do not count; those that one of them lacks are at 90°.
+    """
     vectors = vectors.cpu().double()
-    held = vectors[..., 0].any(dim=2)
+    places = vectors.any(dim=2)  # [n, L, p]
+    held = places[..., 0]
     degrees = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
     for i, mine in enumerate(vectors):
         products = mine.mT @ vectors
         if angle == "smallest":  # its cosine is the largest singular value of UᵀV
             each = _degrees(torch.linalg.matrix_norm(products, 2))
         else:
-            each = _degrees(products.diagonal(dim1=-2, dim2=-1)).mean(dim=2)
+            there = places[i] | places
+            of_places = _degrees(products.diagonal(dim1=-2, dim2=-1)) * there
+            each = of_places.sum(dim=2) / there.sum(dim=2).clamp(min=1)
         counted = held[i] | held
         degrees[i] = (each * counted).sum(dim=1) / counted.sum(dim=1)
     return degrees.fill_diagonal_(0.0).numpy()

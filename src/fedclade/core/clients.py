@@ -37,6 +37,11 @@ class Clients(ABC):
         """All clients, in a fixed order."""
 
     @property
+    def reachable(self) -> Sequence[int]:
+        """Those that are there in this round, where that is known beforehand; else all."""
+        return self.ids
+
+    @property
     @abstractmethod
     def sizes(self) -> Mapping[int, int]:
         """Number |D_i| of training examples of each client."""

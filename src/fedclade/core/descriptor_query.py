@@ -29,7 +29,7 @@ class DescriptorQuery(Query[Tensor]):
 
     model: Tensor  # [S]
     seed: int
-    components: int = 0  # C; 0: as many as there are labels
+    components: int = 0  # C; 0: as many as there are labels, the last of them 0 where the latent has fewer entries
     per_label: bool = True
 
     def shape(self, spec: DataSpec) -> tuple[int, int]:

@@ -154,6 +154,12 @@ class MetaLearning(LocalRule):
             ("algorithm.delta", self.delta, 0 < self.delta <= LARGEST, f"greater than 0 and at most {LARGEST:g}"),
         )
 
+    def check_training(self, spec: LocalTraining) -> None:
+        """Check besides that with the Hessian nothing is clipped: of clipped gradients it would not be the product."""
+        super().check_training(spec)
+        holds = spec.clip_norm is None or not self.hessian
+        require(("local.clip_norm", spec.clip_norm, holds, "left out with variant = 'HF'"))
+
     @property
     def batches(self) -> int:
         """D′ and D, and D″ of the Hessian."""

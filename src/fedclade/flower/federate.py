@@ -209,6 +209,7 @@ def federate(
     joined = registry.clients
     algorithm = _built(algorithm, joined.true_clusters)
     algorithm.check_clients(len(joined))
+    algorithm.check_data(joined.schema)
     if algorithm.simulated:
         raise ConfigError(f"{type(algorithm).__name__} runs in a simulation alone, since {algorithm.simulated}")
     settings = settings.completed(algorithm)

@@ -237,9 +237,14 @@ class ChurningClients(Channel, ComingAndGoing):
         return state, events
 
     @property
+    def reachable(self) -> Sequence[int]:
+        """Those that are there in the round."""
+        return [client for client in self.ids if client not in self._absence.away]
+
+    @property
     def present(self) -> int | None:
         """How many are there in the round; None without a trace."""
-        return None if self._timetable is None else sum(client not in self._absence.away for client in self.ids)
+        return None if self._timetable is None else len(self.reachable)
 
     def there(self, state: State) -> State:
         """Return a state whose tree has those alone that are there, which a cohort is drawn from."""

@@ -179,18 +179,24 @@ class Arrival:
     def scores(self, assignments: Sequence[Assignment], nodes: Sequence[int]) -> dict[str, list[float]]:
         """Return the columns of :func:`score_columns`, for newcomers that get the models of some nodes.
 
-        Personal parameters, where there are any, are fitted to a model before it is scored. Where clients are served
-        with a mixture of the leaves' models, newcomers at a leaf get that; for one epoch they train the leaf's alone.
+        Personal parameters, where there are any, are fitted to a model before it is scored; where clients tune the
+        model that they are sent, so do newcomers before the first column. Where clients are served with a mixture of
+        the leaves' models, newcomers at a leaf get that; for one epoch they train the leaf's alone.
         """
         clients, ids = self.backend.clients, [each.client for each in assignments]
         (models, rows), root = self.tree.models(nodes, served=True), self.tree.nodes[0].model[None]
         each_its_own, to_root = list(range(len(ids))), [0] * len(ids)
         self._fit_personal(ids, models, rows)
-        got = self._by_mixture(ids, nodes, self._score(ids, models, rows))
-        tuning = replace(self.last, spec=self.last.spec.in_epochs(1), purpose="finetune", communicates="nothing")
-        tuning = replace(tuning, number=self.last.number + self._is_parted)  # after they were fitted
-        tuned = models[rows] + all_of(ids, clients.train(ids, models, rows, tuning)).required_deltas
-        fine_tuned = self._score(ids, tuned, each_its_own)
+        at_home = replace(self.last, purpose="finetune", communicates="nothing")
+        at_home = replace(at_home, number=self.last.number + self._is_parted)  # after they were fitted
+
+        def tuned(spec: LocalTraining) -> list[float]:
+            made = all_of(ids, clients.train(ids, models, rows, replace(at_home, spec=spec))).required_deltas
+            return self._score(ids, models[rows] + made, each_its_own)
+
+        own = self.algorithm.tunes(self.last.spec)
+        got = self._by_mixture(ids, nodes, self._score(ids, models, rows)) if own is None else tuned(own)
+        fine_tuned = tuned(self.last.spec.in_epochs(1))
         self._fit_personal(ids, root, to_root)
         of_root = self._score(ids, root, to_root)
         self._forget()

@@ -137,6 +137,7 @@ def simulate(
     if isinstance(algorithm, str):
         algorithm = build_algorithm(algorithm, None, *everybody.truth)
     algorithm.check_clients(len(federation))
+    algorithm.check_data(federation.pool.schema)
     settings = settings.completed(algorithm)
     settings.check_algorithm(algorithm, len(federation))
     settings.check_enough(len(federation))

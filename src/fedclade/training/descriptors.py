@@ -7,6 +7,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd  # pyright: ignore[reportPrivateUsage]  (all convolutions)
 
 from fedclade.core import IGNORED, ConfigError, DescriptorQuery, ModelError, rng
@@ -41,18 +42,28 @@ def descriptors(query: DescriptorQuery, held: Held, whole: WholeModels, module: 
         found = latents(module, inputs)
         if spec.task == "language":  # the next token at each place is an example
             found = found[targets != IGNORED]
-        rows.append(described(found.flatten(1).double().cpu(), targets.cpu(), labels, components, query.seed))
+        exact = query.components > 0
+        rows.append(described(found.flatten(1).double().cpu(), targets.cpu(), labels, components, query.seed, exact))
     return torch.stack(rows).float()
 
 
-def described(found: Tensor, targets: Tensor, labels: int | None, components: int, seed: int) -> Tensor:
-    """Return the descriptor ``[2 + B, C]`` of one client, given the latents ``[n, d]`` of its examples."""
-    if (most := min(found.shape[1], POINTS - 1)) < components:
+def described(
+    found: Tensor, targets: Tensor, labels: int | None, components: int, seed: int, exact: bool = True
+) -> Tensor:
+    """Return the descriptor ``[2 + B, C]`` of one client, given the latents ``[n, d]`` of its examples.
+
+    Where latents have fewer than C entries the last components are 0, or, if there are to be ``exact`` as many, an
+    error says so.
+    """
+    if (most := min(found.shape[1], POINTS - 1)) < components and exact:
         raise ConfigError(
             f"algorithm.components should be at most {most}, as the model's latent has {found.shape[1]} entries, got "
             f"{components}"
         )
-    directions, centre = projection(seed, found.shape[1], components)
+    directions, centre = (
+        functional.pad(each, (0, max(0, components - most)))
+        for each in projection(seed, found.shape[1], min(most, components))
+    )
     projected = found @ directions
     of_labels = [_moments(projected[targets == label]) for label in range(labels or 0)]
     of_all = found.max().expand(components), centre, *_moments(projected)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedclade.core import Indices, Round, UpdateQuery
-from fedclade.data import Federation
+from fedclade.data import ClientData, Federation
 from fedclade.training.data import ClientsData
 from fedclade.training.evaluation import Evaluator
 
@@ -46,6 +46,7 @@ class Stages:
         self._alone = alone
         self._held: dict[int, Held] = {}
         self._joined: dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]] = {}
+        self._apart: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
         self._latest = self._bytes_joined = 0
         self.now = self.at(0)
 
@@ -119,8 +120,18 @@ class Stages:
         return self._federation.each_stage[stage].sizes[client]
 
     def _different(self, client: int, rounds: Sequence[int] | None) -> tuple[int, ...]:
-        """Return the stages that some rounds are in, without those in which a client holds the same as in another."""
-        seen: dict[int, int] = {}
-        for stage in sorted({self._federation.stage_in(number) for number in rounds or ()}):
-            seen.setdefault(id(self._federation.each_stage[stage].by_id[client]), stage)
-        return tuple(seen.values())
+        """Return the stages that some rounds are in, without those in which a client holds nothing beyond another."""
+        stages = tuple(sorted({self._federation.stage_in(number) for number in rounds or ()}))
+        if (client, stages) not in self._apart:
+            held, apart = [each.by_id[client] for each in self._federation.each_stage], list[int]()
+            for stage in stages:
+                if not any(_within(held[stage], held[other]) for other in apart):
+                    apart = [*(other for other in apart if not _within(held[other], held[stage])), stage]
+            self._apart[client, stages] = tuple(apart)
+        return self._apart[client, stages]
+
+
+def _within(one: ClientData, other: ClientData) -> bool:
+    """Whether a client trains on nothing, with the one, that it does not train on with the other as well."""
+    alike = one.label_map is other.label_map and one.quarter_turns == other.quarter_turns
+    return one is other or (alike and bool(np.isin(one.train, other.train).all()))
