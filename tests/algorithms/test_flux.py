@@ -197,3 +197,8 @@ def test_data_without_labels_is_refused_before_the_first_round():
     with pytest.raises(ConfigError, match=r"algorithm\.per_label = false"):
         simulate(FLUX(), linear(), task_federation("regression", [0, 1]), on_round=lambda *_: rounds.append(1))
     assert not rounds
+
+
+def test_only_a_run_that_ends_before_clients_can_be_clustered_is_told_so():
+    assert "FLUX needs 4 rounds until it has clustered" in FLUX().too_short(3)
+    assert FLUX().too_short(4) == ""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fedclade import Run
 from fedclade.config import Batch, check_config
+from fedclade.core import FolderInUseError
 
 DIGITS = {
     "rounds": 1,
@@ -85,3 +87,32 @@ def test_runs_of_one_scenario_have_their_data_in_common(tmp_path):
     counted = Counted(**{name: getattr(config, name) for name in config.__dataclass_fields__})
     Batch(silent).run({"a": counted, "b": replace(counted, algorithm={"name": "local"})}, 2, tmp_path)
     assert loaded == [0, 1]
+
+
+def test_runs_of_fewer_rounds_go_on_only_if_they_are_wanted_and_it_is_not_too_late(tmp_path):
+    configs = {"a": check_config(DIGITS), "b": check_config(DIGITS)}
+    Batch(silent).run(configs, 1, tmp_path)
+    longer = {label: check_config({**DIGITS, "rounds": 2}) for label in configs}
+    late = Batch(silent, over=lambda: True)
+    assert (late.run(longer, 1, tmp_path), late.left) == ({}, ["a", "b"])
+    some = Batch(silent, only="b")
+    assert (some.run(longer, 1, tmp_path).keys(), some.left) == ({"b"}, ["a"])
+    assert [Run.load(tmp_path / label / "seed-0").summary["rounds"] for label in "ab"] == [1, 2]
+
+
+def test_a_run_that_another_process_has_made_meanwhile_is_read(tmp_path, monkeypatch):
+    """It is in use when the batch comes to it, and done when the batch is through with the others."""
+    configs, tries = {label: check_config(DIGITS) for label in "abc"}, list[str]()
+    whole = Batch._run
+
+    def busy(self, config, name, folder):
+        tries.append(name)
+        if tries.count("a") == 1 and name == "a":
+            whole(Batch(silent), config, name, folder)  # the other process
+            raise FolderInUseError(str(folder))
+        return whole(self, config, name, folder)
+
+    monkeypatch.setattr(Batch, "_run", busy)
+    batch = Batch(silent)
+    assert [*batch.run(configs, 1, tmp_path)] == ["a", "b", "c"]
+    assert (tries, batch.left) == (["a", "b", "c", "a"], [])

@@ -271,3 +271,16 @@ def test_the_data_of_the_library_can_be_augmented() -> None:
     assert made({"name": "digits", "clients": 2, "augment": "own_data_of_tests:twice"}).augment is twice
     with pytest.raises(ConfigError, match="augment 'own_data_of_tests:flip' cannot be imported"):
         check_config({"data": {"augment": "own_data_of_tests:flip"}})
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ({"shift": "anda", "level": 9}, "[data] level should be from 1 to 8, got 9"),
+        ({"partition": "dirichlet", "alpha": 0.0}, "[data] alpha should be above 0, got 0.0"),
+        ({"partition": "shards", "shards_per_client": 0}, "[data] shards_per_client should be at least 1, got 0"),
+    ],
+)
+def test_options_out_of_range_are_told_before_there_is_any_data(section, told):
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        check_config({"data": {"name": "mnist", **section}})

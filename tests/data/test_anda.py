@@ -172,3 +172,18 @@ def test_each_cluster_can_have_all_examples():
 def test_clusters_that_each_have_all_examples_are_equally_many_clients(settings):
     with pytest.raises(ConfigError):
         load_federation("digits", views="each", **settings)
+
+
+@pytest.mark.parametrize("more", [{}, {"samples_per_client": 40}])
+def test_newcomers_are_of_the_members_clusters_in_turn(more):
+    for seed in range(5):
+        federation = anda("P(X)", 8, clients=6, seed=seed, newcomers=4, **more)
+        found = sorted(set(federation.true_clusters.values()))
+        assert found == [*range(len(found))]
+        assert [*federation.newcomers.true_clusters.values()] == [k % len(found) for k in range(4)]
+
+
+def test_the_description_tells_kind_and_level_and_nothing_that_the_seed_decides():
+    told = "digits, 6 clients, partition iid (tests parts), shift anda (kind P(X), level 8)"
+    assert {anda("P(X)", 8, clients=6, seed=seed).description for seed in range(4)} == {told}
+    assert len({len(set(anda("P(X)", 8, clients=6, seed=seed).true_clusters.values())) for seed in range(4)}) > 1

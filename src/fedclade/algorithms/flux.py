@@ -127,7 +127,7 @@ class FLUX(Algorithm[FLUXState]):
 
     def too_short(self, rounds: int) -> str:
         """Return what a run of so few rounds may miss: the clusters."""
-        return never_clusters(self, self.latest + 1, rounds, "latest")
+        return never_clusters(self, self.earliest + 1, rounds, "earliest")
 
     def check_data(self, spec: DataSpec) -> None:
         """Check that examples have labels, if each one's data is described by itself."""

@@ -110,10 +110,13 @@ def _run_folders(folders: Sequence[Path]) -> list[Path]:
         is_run = is_finished(folder) or is_unfinished(folder)
         within = [] if is_run else sorted(path.parent for path in folder.glob("*/seed-*/summary.json"))
         if not is_run and not within and (scenarios := sorted({*folder.glob("*/*/seed-*/")})):
-            inside = shortened(sorted({str(path.parent.parent) for path in scenarios}))
-            raise RunError(
-                f"{folder} compares several tasks, each of which has a report of its own; take one of {inside}"
-            )
+            inside = sorted({str(path.parent.parent) for path in scenarios})
+            if len(inside) > 1:
+                raise RunError(
+                    f"{folder} compares several tasks, each of which has a report of its own; take one of "
+                    f"{shortened(inside)}"
+                )
+            within = [path for path in scenarios if is_finished(path)]
         found += within or [folder]
     if twice := [folder for i, folder in enumerate(found) if folder in found[:i]]:
         raise RunError(f"each run can be compared once, got {twice[0]} more than once")

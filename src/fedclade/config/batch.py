@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
 from fedclade.config.settings import Config
-from fedclade.core import FedcladeError, FolderInUseError, RunInterrupted
+from fedclade.core import FedcladeError, FolderInUseError, RunError, RunInterrupted
 from fedclade.data import Federation
-from fedclade.runs import Callback, OnRound, Run, is_finished
+from fedclade.runs import Callback, OnRound, Run, is_finished, read_run_config
 
 _log = logging.getLogger(__name__)
 
@@ -22,6 +23,16 @@ MOST_FEDERATIONS = 3
 def run_name(prefix: str, label: str, seed: int, seeds: int) -> str:
     """Return what a run is called, of so many seeds of one config."""
     return f"{prefix}{label}" + (f" seed {seed}" if seeds > 1 else "")
+
+
+def _is_done(folder: Path, config: Config) -> bool:
+    """Whether a folder holds a run of all rounds of a config."""
+    if not is_finished(folder):
+        return False
+    try:
+        return read_run_config(folder).get("rounds", 0) >= config.top.rounds
+    except RunError:  # which is told when it is read
+        return True
 
 
 @dataclass
@@ -53,31 +64,37 @@ class Batch:
 
     def run(self, configs: Mapping[str, Config], seeds: int, target: Path, prefix: str = "") -> dict[str, list[Run]]:
         """Run every config with every seed into ``target/LABEL/seed-N``; return the runs that finished."""
-        runs: dict[str, list[Run]] = {}
-        for label, config in configs.items():
-            for seed in range(seeds):
-                name = run_name(prefix, label, seed, seeds)
-                folder = target / label / f"seed-{seed}"
-                if not is_finished(folder) and (self.over() or not fnmatch(name, self.only)):
+        runs: dict[tuple[str, int], Run] = {}
+        every = [(label, seed) for label in configs for seed in range(seeds)]
+        waiting, in_use = deque(every), set[tuple[str, int]]()
+        while waiting:
+            label, seed = waiting.popleft()
+            name, folder = run_name(prefix, label, seed, seeds), target / label / f"seed-{seed}"
+            config = replace(configs[label], top=replace(configs[label].top, seed=seed))
+            unwanted = (label, seed) in in_use or self.over() or not fnmatch(name, self.only)
+            if unwanted and not _is_done(folder, config):
+                self.left.append(name)
+                continue
+            try:
+                runs[label, seed] = self._run(config, name, folder)
+            except FolderInUseError:
+                if (label, seed) in in_use:
                     self.left.append(name)
-                    continue
-                try:
-                    run = self._run(replace(config, top=replace(config.top, seed=seed)), name, folder)
-                except FolderInUseError:
-                    self.left.append(name)
-                    continue
-                except RunInterrupted:
-                    raise
-                except Exception as error:  # of a config, or of the user's own model or data: the others go on
-                    known = isinstance(error, FedcladeError)
-                    if not known:
-                        _log.exception("%s failed", name)
-                    why = str(error) if known else f"{type(error).__name__}: {error}"
-                    self.failures.setdefault(why, []).append(name)
-                    continue
-                self.finished(run, folder)
-                runs.setdefault(label, []).append(run)
-        return runs
+                else:  # it is looked at once more when the others are done
+                    in_use.add((label, seed))
+                    waiting.append((label, seed))
+            except RunInterrupted:
+                raise
+            except Exception as error:  # of a config, or of the user's own model or data: the others go on
+                known = isinstance(error, FedcladeError)
+                if not known:
+                    _log.exception("%s failed", name)
+                why = str(error) if known else f"{type(error).__name__}: {error}"
+                self.failures.setdefault(why, []).append(name)
+            else:
+                self.finished(runs[label, seed], folder)
+        of_label = {label: [runs[each] for each in every if each[0] == label and each in runs] for label in configs}
+        return {label: found for label, found in of_label.items() if found}
 
     def _run(self, config: Config, name: str, folder: Path) -> Run:
         if self.stop():

@@ -217,6 +217,9 @@ def _data(section: Section, problems: _Problems) -> tuple[Section, bool]:
         filled = {**defaults(functions, _NOT_IN_DATA), **fitted}
         check_data_settings(**{key: filled[key] for key in filled if key in known_arguments(check_data_settings)})
         augment_of(filled["augment"])
+        for check in (partition.check, shift.check):
+            if check is not None:
+                check(**{key: filled[key] for key in known_arguments(check, positional=True)})
         return filled
 
     filled = problems.made("data", checked, functions, options(section), _NOT_IN_DATA)

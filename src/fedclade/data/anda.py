@@ -62,6 +62,11 @@ class Turned:
         return found
 
 
+def check_level(level: int) -> None:
+    """Check that there is such a level."""
+    require(("level", level, 1 <= level <= LEVELS, f"from 1 to {LEVELS}"))
+
+
 def anda(pool: Pool, clients: int, seed: int, *, kind: Kind = "P(Y|X)", level: int = LEVELS) -> list[View]:
     """Draw how each client sees a pool.
 
@@ -74,7 +79,7 @@ def anda(pool: Pool, clients: int, seed: int, *, kind: Kind = "P(Y|X)", level: i
     level
         From 1 to 8: how strongly.
     """
-    require(("level", level, 1 <= level <= LEVELS, f"from 1 to {LEVELS}"))
+    check_level(level)
     if pool.task != "classification":
         raise DataError(f"shift 'anda' needs labels, but {pool.name} is {pool.task} data")
     if kind in ("P(X)", "P(X|Y)"):

@@ -24,6 +24,18 @@ def pathological(pool: Pool, clients: int, seed: int, *, labels_per_client: int 
     return _partition("PathologicalPartitioner", pool, clients, seed, **options)
 
 
+def check_dirichlet(alpha: float, min_samples: int) -> None:
+    """Check the range of :func:`dirichlet`'s numbers."""
+    require(
+        ("alpha", alpha, 0 < alpha < math.inf, "above 0"), ("min_samples", min_samples, min_samples >= 0, "at least 0")
+    )
+
+
+def check_shards(shards_per_client: int) -> None:
+    """Check that clients get a shard."""
+    require(("shards_per_client", shards_per_client, shards_per_client >= 1, "at least 1"))
+
+
 def dirichlet(
     pool: Pool,
     clients: int,
@@ -40,9 +52,7 @@ def dirichlet(
     further labels. Clients are tested on ``matched`` examples of the source's test split; or that is shared out as
     well, as in PFLlib, and each client holds back some of its ``own`` examples.
     """
-    require(
-        ("alpha", alpha, 0 < alpha < math.inf, "above 0"), ("min_samples", min_samples, min_samples >= 0, "at least 0")
-    )
+    check_dirichlet(alpha, min_samples)
     options = {"alpha": float(alpha), "min_partition_size": min_samples, "self_balancing": balanced}
     if tests == "own":
         pool = replace(pool, train=np.concatenate([pool.train, pool.test]))
@@ -51,7 +61,7 @@ def dirichlet(
 
 def shards(pool: Pool, clients: int, seed: int, *, shards_per_client: int = 2) -> Parts:
     """Sort by label, cut into equal shards, and deal each client a few of them (McMahan et al. 2017)."""
-    require(("shards_per_client", shards_per_client, shards_per_client >= 1, "at least 1"))
+    check_shards(shards_per_client)
     shards = clients * shards_per_client
     if shards > len(pool.train):
         raise DataError(

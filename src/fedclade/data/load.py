@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from torch.utils.data import Dataset
 
-from fedclade.core import ConfigError, checked, known_arguments, require, rng, unknown
+from fedclade.core import ConfigError, checked, defaults, known_arguments, require, rng, unknown
 from fedclade.data.augment import Augment, augment_of
 from fedclade.data.custom import pool_from_torch
 from fedclade.data.drift import Drift, drift_of, drifting
@@ -164,22 +164,33 @@ def load_federation(
         clusters = clusters or min(DEFAULT_CLUSTERS, n)
     seen_by, drawn = shift_views(pool, shift, clients=n, clusters=clusters or 1, seed=seed, **(shift_arguments or {}))
     if shift_named(shift).of_clients:
-        clusters, cluster_of = len(seen_by), [drawn[place % n] for place in places]
+        clusters = len(seen_by)
+        cluster_of = [*drawn, *(newcomer % clusters for newcomer in range(newcomers))]
     else:
         cluster_of = [place % len(seen_by) for place in places]
     of_each = [seen_by[cluster] for cluster in cluster_of]
     members = _client_data(pool, parts, of_each, validation_fraction, test_samples, seed)
-    shifted = f", shift {shift}" if shift != "none" else ""
+    usual = {"clusters": clusters, **defaults(partition_named(partition).split)}
+    unusual = {key: value for key, value in arguments.items() if value != usual.get(key)}
+    partitioned = f", partition {partition}{_told(unusual)}"
+    all_of_shift = {**defaults(shift_named(shift).views), **(shift_arguments or {})}
+    shifted = f", shift {shift}{_told(all_of_shift)}" if shift != "none" else ""
     grouped = f", {clusters} cluster{'s' if clusters > 1 else ''}" if clusters else ""
+    if shift_named(shift).of_clients:  # how many there are is for the seed to say
+        grouped = ""
 
     def federation(members: tuple[ClientData, ...], newcomers: Federation | None = None) -> Federation:
         truth = {client.id: cluster_of[client.id] for client in members} if clusters else None
-        description = f"{pool.name}, {len(members)} clients, partition {partition}{shifted}{grouped}"
+        description = f"{pool.name}, {len(members)} clients{partitioned}{shifted}{grouped}"
         return Federation(pool, members, truth, description, newcomers, augmented)
 
     whole = federation(members[:n], federation(members[n:]) if newcomers else None)
     moving = drift_of(drift)
     return as_seen(whole, seen_by) if moving is None else drifting(whole, seen_by, moving, seed)
+
+
+def _told(arguments: Mapping[str, Any]) -> str:
+    return f" ({', '.join(f'{name} {value}' for name, value in arguments.items())})" if arguments else ""
 
 
 def _each_view(

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedclade.core import DataError, call_own, check_arguments, function_named, require, rng, shown
 from fedclade.data.arrays import as_indices
-from fedclade.data.flower_partitions import dirichlet, pathological, shards
+from fedclade.data.flower_partitions import check_dirichlet, check_shards, dirichlet, pathological, shards
 from fedclade.data.own_partitions import iid, label_groups, natural, power_law, quantity_skew
 from fedclade.data.parts import Parts
 from fedclade.data.pool import Pool
@@ -27,6 +27,7 @@ class Partition:
     whole: bool = False  # whether the source's test split is shared out as well, or it is where tests = "own"
     even: bool = False  # whether all clients get equally many examples, so that each must have samples_per_client
     by_place: bool = False  # whether clients differ by their place, so that newcomers are drawn from among all
+    check: Callable[..., None] | None = None  # of the range of some arguments, by name, before there is any data
 
 
 def partition_pool(
@@ -83,8 +84,12 @@ PARTITIONS: Mapping[str, Partition] = MappingProxyType(
     {
         "iid": Partition(iid, "shuffled, then cut into equal parts", even=True),
         "pathological": Partition(pathological, "each client has examples of labels_per_client=2 labels only"),
-        "dirichlet": Partition(dirichlet, "each label is spread over the clients by Dirichlet(alpha=0.5)"),
-        "shards": Partition(shards, "sorted by label and cut into shards; shards_per_client=2 each", even=True),
+        "dirichlet": Partition(
+            dirichlet, "each label is spread over the clients by Dirichlet(alpha=0.5)", check=check_dirichlet
+        ),
+        "shards": Partition(
+            shards, "sorted by label and cut into shards; shards_per_client=2 each", even=True, check=check_shards
+        ),
         "natural": Partition(natural, "by owner: writer, speaker, user; those with the most examples", by_place=True),
         "quantity_skew": Partition(quantity_skew, "iid, but for sizes from a power law"),
         "power_law": Partition(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fedclade.core import DataError, call_own, check_arguments, function_named, require, rng, shown
-from fedclade.data.anda import anda
+from fedclade.data.anda import anda, check_level
 from fedclade.data.arrays import as_indices, check_range
 from fedclade.data.pool import Pool
 from fedclade.data.skews import blur, colour, invert, noise, thickness
@@ -28,6 +28,8 @@ class Shift:
     of_clients: bool = False
     """Whether there is a view for each client: ``views(pool, clients, seed, ...)``; those with equal ones are a
     cluster, and ``clusters`` is not for the user to say."""
+    check: Callable[..., None] | None = None
+    """Checks the range of some arguments, by name, before there is any data."""
 
 
 def shift_views(
@@ -125,7 +127,9 @@ SHIFTS: Mapping[str, Shift] = MappingProxyType(
         "noise": Shift(noise, "images of cluster j have noise of j times strength of the range"),
         "colour": Shift(colour, "clusters see images in grey, red, green or blue; up to 4"),
         "thickness": Shift(thickness, "strokes of clusters are as they are, wider, narrower; up to 3"),
-        "anda": Shift(anda, "the shifts of FLUX's arena: one of four kinds, at eight levels", of_clients=True),
+        "anda": Shift(
+            anda, "the shifts of FLUX's arena: one of four kinds, at eight levels", of_clients=True, check=check_level
+        ),
     }
 )
 

@@ -28,7 +28,9 @@ def comparison_figure(score: Score, rows: Sequence[ComparisonRow], title: str, d
         if estimate is not None:
             below = [place + 0.22] * len(estimate.values)
             axes.plot(estimate.values, below, "o", ms=4.5, color=_colour(row), alpha=0.4, mew=0, gid="runs")
-            axes.errorbar(estimate.mean, place, fmt="o", ms=8, capsize=4, elinewidth=1.8, **_interval(row, estimate))
+            axes.errorbar(
+                estimate.mean, place, fmt="o", ms=8, capsize=4, elinewidth=1.8, **_interval(row, score, estimate)
+            )
             text = write_with_interval(score, estimate)
             style.note(axes, text, (1, place), y="data", shift=(8, 0), va="center", color=style.INK, gid="value")
     if score.share:
@@ -56,7 +58,7 @@ def suite_figure(scenarios: Mapping[str, tuple[Score, Sequence[ComparisonRow]]])
         for row in rows:
             if (estimate := row.scores[score.name]) is None:
                 continue
-            place, interval = labels.index(row.label), _interval(row, estimate)
+            place, interval = labels.index(row.label), _interval(row, score, estimate)
             axes.errorbar(estimate.mean, place, fmt="o", ms=5, capsize=3, elinewidth=1.4, **interval)
             text = write_score(score, estimate)
             style.note(axes, text, (1, place), y="data", shift=(3, 0), va="center", fontsize=8, color=style.INK)
@@ -97,5 +99,9 @@ def _colour(row: ComparisonRow) -> str:
     return style.MUTED if row.algorithm in BASELINES else style.ACCENT
 
 
-def _interval(row: ComparisonRow, estimate: Estimate) -> dict[str, Any]:
-    return {"xerr": estimate.half_width, "color": _colour(row)}
+def _interval(row: ComparisonRow, score: Score, estimate: Estimate) -> dict[str, Any]:
+    """Return how an interval is drawn: as far as there are scores, which end at 0 and 1 if they are shares."""
+    width, mean = estimate.half_width, estimate.mean
+    if width is None or not score.share:
+        return {"xerr": width, "color": _colour(row)}
+    return {"xerr": [[min(width, mean)], [min(width, 1 - mean)]], "color": _colour(row)}

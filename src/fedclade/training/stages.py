@@ -123,7 +123,8 @@ class Stages:
         """Return the stages that some rounds are in, without those in which a client holds nothing beyond another."""
         stages = tuple(sorted({self._federation.stage_in(number) for number in rounds or ()}))
         if (client, stages) not in self._apart:
-            held, apart = [each.by_id[client] for each in self._federation.each_stage], list[int]()
+            held = {stage: self._federation.each_stage[stage].by_id[client] for stage in stages}
+            apart: list[int] = []
             for stage in stages:
                 if not any(_within(held[stage], held[other]) for other in apart):
                     apart = [*(other for other in apart if not _within(held[other], held[stage])), stage]

@@ -156,8 +156,10 @@ GARBAGE = [
 def test_a_damaged_file_is_one_clear_error(finished, tmp_path, name, content):
     folder = finished.save(tmp_path / "run")
     (folder / name).write_bytes(content)
-    with pytest.raises(RunError, match=f"the run folder {re.escape(str(folder))} is damaged: "):
+    with pytest.raises(RunError, match=f"the run folder {re.escape(str(folder))} is damaged: ") as told:
         Run.load(folder)
+    assert name in str(told.value)
+    assert "restore it from a copy, or run its config again" in str(told.value)
 
 
 @pytest.mark.parametrize("cut", [0.3, 0.9])

@@ -20,6 +20,10 @@ _SUM = "# SHA-256 of the lines above: "
 """What the last line of a config begins with, so that it can be checked from the start of the run."""
 
 
+REMEDY = "restore it from a copy, or run its config again"
+"""Of a damaged run folder."""
+
+
 def read_run_config(folder: Path) -> Mapping[str, Any]:
     """Read the config of a run folder; a RunError if it is damaged."""
     try:
@@ -27,11 +31,14 @@ def read_run_config(folder: Path) -> Mapping[str, Any]:
         content, mark, noted = text.rpartition(_SUM)
         if mark and noted.strip() != _sha256(content):
             raise ValueError(f"{CONFIG} is not what was written: its SHA-256 is not the one in its last line")
-        config = tomllib.loads(text)
+        try:
+            config = tomllib.loads(text)
+        except ValueError as error:
+            raise ValueError(f"{CONFIG} is no TOML ({error})") from error
         check_shape(config, CONFIG_SHAPE, CONFIG)
         return config
     except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"the run folder {folder} is damaged: {type(error).__name__}: {error}") from error
+        raise RunError(f"the run folder {folder} is damaged: {type(error).__name__}: {error}; {REMEDY}") from error
 
 
 def is_private(config: Mapping[str, Any]) -> bool:

@@ -78,7 +78,10 @@ _WORDS = ("phase", "name")
 
 def read_json(path: Path, shape: Any) -> Any:
     """Read a JSON file of some shape; raises OSError, ValueError or RecursionError if it is not there or another."""
-    content = json.loads(path.read_text())
+    try:
+        content = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path.name} is no JSON ({error})") from error
     check_shape(content, shape, path.name)
     return content
 

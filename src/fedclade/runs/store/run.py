@@ -23,7 +23,7 @@ from fedclade.core import (
     remove,
     take_place,
 )
-from fedclade.runs.store.config_file import CONFIG, is_private, read_run_config, write_config
+from fedclade.runs.store.config_file import CONFIG, REMEDY, is_private, read_run_config, write_config
 from fedclade.runs.store.contents import (
     FINISHED,
     TABLES,
@@ -240,7 +240,7 @@ class Run(Displayed):
             kept = read_kept(source / KEPT, layout)
             return cls(summary, config, tree, *rows, events=events, similarities=similarities, layout=layout, kept=kept)
         except DAMAGES as error:
-            raise RunError(f"the run folder {source} is damaged: {type(error).__name__}: {error}") from error
+            raise RunError(f"the run folder {source} is damaged: {type(error).__name__}: {error}; {REMEDY}") from error
 
     def _write(self, folder: Path) -> None:
         write_config(folder / CONFIG, self.config)
@@ -267,9 +267,7 @@ def _check_format(folder: Path) -> None:
         if missing := sorted(set(_FILES) - set(names)):
             raise RunError(f"{_MANIFEST} lacks {missing[0]}")
     except RunError as error:
-        raise RunError(
-            f"the run folder {folder} is damaged: {error}; restore it from a copy, or run its config again"
-        ) from error
+        raise RunError(f"the run folder {folder} is damaged: {error}; {REMEDY}") from error
 
 
 def check_free(folder: str | Path) -> Path:
