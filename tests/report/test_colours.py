@@ -55,8 +55,14 @@ def test_a_cluster_has_one_colour_and_those_that_were_split_are_grey(make_run):
 
 def test_from_the_sixth_on_lines_are_dashed(make_run):
     colours = ClusterColours(make_run(star=True, clients=6))
-    assert [colours.dashed(node) for node in range(1, 7)] == [False] * 5 + [True]
+    assert [colours.dash(node) for node in range(1, 7)] == ["solid"] * 5 + ["dash"]
     assert colours.legend()[-1] == LegendEntry("@c5", "cluster 6 (1 client)", "dashed")
+
+
+def test_thirty_lines_are_told_apart_by_colour_and_dashes():
+    entries = series([f"run {i}" for i in range(30)])
+    assert len({(entry.colour, entry.dash) for entry in entries}) == 30
+    assert [entry.dash for entry in entries[:11:5]] == ["solid", "dash", "dot"]
 
 
 def test_more_clusters_than_colours_share_one(make_run):

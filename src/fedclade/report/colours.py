@@ -8,7 +8,7 @@ from functools import cached_property
 
 from fedclade.report import queries, style
 from fedclade.report.formats import count
-from fedclade.report.picture import LegendEntry
+from fedclade.report.picture import DASHES, Dash, LegendEntry
 from fedclade.runs import Run
 
 DAY: Mapping[str, str] = {
@@ -88,9 +88,9 @@ def truth_colour(cluster: int) -> str:
 
 
 def series(labels: Sequence[str]) -> list[LegendEntry]:
-    """Return a colour for each of some names; from the sixth on, dashes help to tell them apart."""
-    n = len(style.CLUSTERS)
-    return [LegendEntry(f"@c{i % n}", label, "dashed" if i % n >= n // 2 else "line") for i, label in enumerate(labels)]
+    """Return a colour for each of some names; from the sixth on, dashes help to tell them apart, others from each."""
+    n, shapes = len(style.CLUSTERS), [*DASHES]
+    return [LegendEntry(f"@c{i % n}", label, shapes[2 * i // n % len(shapes)]) for i, label in enumerate(labels)]
 
 
 @dataclass(frozen=True)
@@ -122,9 +122,9 @@ class ClusterColours:
             return self._entries[node].colour
         return "@accent" if node in self.leaves else "@ink" if node == 0 else "@muted"
 
-    def dashed(self, node: int) -> bool:
-        """Return whether the lines of a node are dashed."""
-        return node in self._entries and self._entries[node].dashed
+    def dash(self, node: int) -> Dash:
+        """Return how the lines of a node are broken."""
+        return self._entries[node].dash if node in self._entries else "solid"
 
     def current(self, shape: str = "") -> list[LegendEntry]:
         """Return the legend of the current clusters, in a picture of lines or of another shape."""

@@ -89,7 +89,7 @@ def _lines(view: RunView, found: Mapping[int, Series], what: str) -> list[Mark]:
             colour=view.colours.of(node),
             name=f"cluster {node}",
             hover=hover,
-            dashed=view.colours.dashed(node),
+            dash=view.colours.dash(node),
             dots=view.rounds <= FEW_ROUNDS or len(series.rounds) == 1,
         )
         for node, series in found.items()
@@ -105,7 +105,7 @@ def _thresholds(view: RunView, found: Mapping[int, Series], symbol: str) -> list
             x=series.rounds,
             y=series.values,
             colour="@ink",
-            dashed=True,
+            dash="dash",
             width=1,
             name=f"{symbol} of {node}",
             hover="{name}, round %{x}<br>%{y:.3g}",

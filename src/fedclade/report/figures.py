@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,20 @@ from fedclade.report.colours import palette
 from fedclade.report.curves import norms_picture, score_picture
 from fedclade.report.dendrogram import clustering_step, dendrogram_picture
 from fedclade.report.formats import count
-from fedclade.report.picture import Axis, Band, Box, HeatMap, LegendEntry, Line, Mark, Panel, Picture, Rule, label_rows
+from fedclade.report.picture import (
+    Axis,
+    Band,
+    Box,
+    Dash,
+    HeatMap,
+    LegendEntry,
+    Line,
+    Mark,
+    Panel,
+    Picture,
+    Rule,
+    label_rows,
+)
 from fedclade.report.run_view import RunView
 from fedclade.report.score import Score
 from fedclade.report.similarity import similarity_pictures
@@ -142,12 +155,19 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         style.percent_scale(axes)
 
 
+_DASHES: Mapping[Dash, Any] = {
+    **{"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."},
+    **{"longdash": (0, (9, 3)), "longdashdot": (0, (9, 3, 2, 3))},
+}
+"""In Matplotlib's words."""
+
+
 def _draw_mark(axes: Axes, mark: Mark) -> None:
     """Draw a mark; dots and bars are on pages only."""
     match mark:
         case Line():
             x, y = (np.array(each, dtype=float) for each in (mark.x, mark.y))
-            look: dict[str, Any] = {"linewidth": 0.9 * mark.width, "linestyle": "--" if mark.dashed else "-"}
+            look: dict[str, Any] = {"linewidth": 0.9 * mark.width, "linestyle": _DASHES[mark.dash]}
             look |= {"marker": "o", "markersize": 4} if mark.dots else {}
             axes.plot(x, y, color=_colour(mark.colour), gid=mark.name, **look)
         case Band():
@@ -214,7 +234,7 @@ def _draw_heat_map(axes: Axes, picture: Picture, *, is_large: bool) -> None:
 
 
 def _handle(entry: LegendEntry) -> Line2D:
-    return style.handle(entry.label, {"color": _colour(entry.colour), "linestyle": "--" if entry.dashed else "-"})
+    return style.handle(entry.label, {"color": _colour(entry.colour), "linestyle": _DASHES[entry.dash]})
 
 
 def _colour(name: str) -> str:

@@ -15,19 +15,28 @@ from numpy.typing import NDArray
 
 from fedclade.report.style import FEW_ROUNDS
 
+Dash = Literal["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"]
+"""How a line is broken, in Plotly's words."""
+
+DASHES: Mapping[str, Dash] = {
+    **{"line": "solid", "dashed": "dash", "dotted": "dot"},
+    **{"dashdotted": "dashdot", "long": "longdash", "longdotted": "longdashdot"},
+}
+"""By the shape of a legend's entry; the more lines there are, the further down."""
+
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """A colour, what it stands for, and its shape: ``line``, ``dashed``, ``dot``, ``ring`` or ``box``."""
+    """A colour, what it stands for, and its shape: one of :data:`DASHES`, ``dot``, ``ring`` or ``box``."""
 
     colour: str
     label: str
     shape: str = "line"
 
     @property
-    def dashed(self) -> bool:
-        """Whether its lines are dashed."""
-        return self.shape == "dashed"
+    def dash(self) -> Dash:
+        """How its lines are broken."""
+        return DASHES.get(self.shape, "solid")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +56,7 @@ class Line(Marked):
 
     colour: str
     width: float = 2
-    dashed: bool = False
+    dash: Dash = "solid"
     dots: bool = False
     steps: bool = False
 

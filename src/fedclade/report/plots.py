@@ -111,6 +111,6 @@ def coloured(value: Any, colours: Mapping[str, str]) -> Any:
 
 def _entry(entry: LegendEntry) -> dict[str, Any]:
     """Return a trace that is nowhere to be seen but in the legend."""
-    line = {"color": entry.colour, "width": 2, "dash": "dash" if entry.dashed else "solid"}
+    line = {"color": entry.colour, "width": 2, "dash": entry.dash}
     shape = {"type": "scatter", "x": [None], "y": [None], "mode": "lines", "line": line}
     return {**shape, "name": escaped(entry.label), "hoverinfo": "skip"}

@@ -255,7 +255,9 @@ def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path, monkeypatch):
 
 def test_a_damaged_config_is_one_clear_error(unfinished):
     (unfinished / "config.toml").write_text("seed = [")
-    with pytest.raises(RunError, match=re.escape(f"the run folder {unfinished} is damaged: ValueError: config.toml is no TOML (")):
+    with pytest.raises(
+        RunError, match=re.escape(f"the run folder {unfinished} is damaged: ValueError: config.toml is no TOML (")
+    ):
         run_in(unfinished)
 
 

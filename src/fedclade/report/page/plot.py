@@ -167,7 +167,7 @@ def _line(mark: Line) -> Figure:
     n = len(mark.x)
     step = 1 if None in mark.x else max(1, -(-n // LONGEST))
     kept = sorted({*range(0, n, step), n - 1}) if n else []
-    line = {"color": mark.colour, "width": mark.width, "dash": "dash" if mark.dashed else "solid"}
+    line = {"color": mark.colour, "width": mark.width, "dash": mark.dash}
     line["shape"] = "hv" if mark.steps else "linear"
     points = {"x": [mark.x[i] for i in kept], "y": [mark.y[i] for i in kept]}
     return {"type": "scatter", "mode": "lines", **points, "line": line}
