@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fedclade.core import Joined, Left
 from fedclade.report.colours import series
@@ -52,7 +53,7 @@ def _caption(summary: Row, score: Score) -> str:
 
 
 def _picture(rows: Sequence[Row], score: Score) -> Picture:
-    legend = series(MODELS)
+    legend = [replace(entry, shape="dot") for entry in series(MODELS)]
     dots = [
         Dots(
             x=range(1, len(rows) + 1),
