@@ -133,7 +133,7 @@ def cell_of(lines: Sequence[Line], method: str, *, best: bool = False) -> str:
         return ""
     middle, half = mean_and_interval([100 * line["accuracy"] for line in lines])
     text = f"**{middle:.1f}**" if best else f"{middle:.1f}"
-    text += "" if half is None else f" ± {half:.1f}"
+    text += "" if half is None or len(lines) < 3 else f" ± {half:.1f}"  # of two folds it says nothing
     if method in CLUSTERED and all(line["ari"] is not None for line in lines):
         found, true = mean(line["clusters"] for line in lines), mean(line["true"] for line in lines)
         text += f" · {mean(line['ari'] for line in lines):.2f} · {found:.2g}/{true:.2g}"
