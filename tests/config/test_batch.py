@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from fedclade import Run
 from fedclade.config import Batch, check_config
-from fedclade.core import FolderInUseError
+from fedclade.core import FolderInUseError, RunInterrupted
 
 DIGITS = {
     "rounds": 1,
@@ -116,3 +118,14 @@ def test_a_run_that_another_process_has_made_meanwhile_is_read(tmp_path, monkeyp
     batch = Batch(silent)
     assert [*batch.run(configs, 1, tmp_path)] == ["a", "b", "c"]
     assert (tries, batch.left) == (["a", "b", "c", "a"], [])
+
+
+def test_what_is_interrupted_is_named(tmp_path):
+    rounds = []
+
+    def start(name, number):
+        return lambda row, tree: rounds.append(row)
+
+    batch = Batch(start, stop=lambda: len(rounds) == 1)
+    with pytest.raises(RunInterrupted, match="interrupted after round 1 of suite: a seed 0"):
+        batch.run({"a": check_config({**DIGITS, "rounds": 2})}, 2, tmp_path, "suite: ")

@@ -100,16 +100,19 @@ class Batch:
         if self.stop():
             raise RunInterrupted(f"interrupted before {name}", "")
         on_round = self.start(name, config.top.rounds)
-        return config.run(
-            self._federation(config),
-            device=self.device,
-            memory=self.memory,
-            callbacks=self.callbacks(),
-            on_round=on_round,
-            folder=folder,
-            stop=self.stop,
-            progress=False,  # which start() shows
-        )
+        try:
+            return config.run(
+                self._federation(config),
+                device=self.device,
+                memory=self.memory,
+                callbacks=self.callbacks(),
+                on_round=on_round,
+                folder=folder,
+                stop=self.stop,
+                progress=False,  # which start() shows
+            )
+        except RunInterrupted as stopped:
+            raise RunInterrupted(f"{stopped.happened} of {name}", "") from None
 
     def _federation(self, config: Config) -> Federation:
         """Return the federation of a run: that of the last with this seed, if their data are configured alike."""
