@@ -43,7 +43,8 @@ class Ranks:
 def ranks_of(lines: Sequence[Line]) -> Ranks | None:
     """Return the ranks of methods that have all run in the same sets; None if these are too few.
 
-    Of all choices of methods and sets without a gap, by how many sets a method has run in, that with the most runs.
+    Of all choices of methods and sets without a gap, by how many sets a method has run in, that of the most cells, and
+    of these that of the most methods.
     """
     by_set: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
     for line in lines:
@@ -57,7 +58,7 @@ def ranks_of(lines: Sequence[Line]) -> Ranks | None:
             choices.append((ordered[:k], whole))
     if not choices:
         return None
-    methods, keys = max(choices, key=lambda choice: len(choice[0]) * len(choice[1]))
+    methods, keys = max(choices, key=lambda choice: (len({cell for cell, _ in choice[1]}), len(choice[0])))
     table = np.array([[by_set[key][method] for method in methods] for key in keys])
     means = stats.rankdata(-table, axis=1).mean(0).tolist()
     n, k = table.shape
@@ -73,11 +74,13 @@ def ranks_of(lines: Sequence[Line]) -> Ranks | None:
 
 def said(ranks: Ranks) -> str:
     """Return the sentence before the table of ranks."""
-    ahead = [a for a, b in combinations(ranks.mean, 2) if b == "rcfl" and ranks.mean[b] - ranks.mean[a]]
-    unsure = [f"`{a}`" for a in ahead if ranks.mean["rcfl"] - ranks.mean[a] < ranks.critical]
+    ahead = {a: ranks.mean[b] - ranks.mean[a] for a, b in combinations(ranks.mean, 2) if b == "rcfl"}
+    surely = [f"`{a}`" for a, by in ahead.items() if by >= ranks.critical]
+    unsure = [f"`{a}`" for a, by in ahead.items() if 0 < by < ranks.critical]
     text = f"Mean ranks of what has run in all of {ranks.cells} cells, {ranks.sets} folds in all (Friedman's p = "
     text += f"{ranks.p_value:.1g}). Ranks that differ by less than {ranks.critical:.2f} are not told apart "
     text += "(Nemenyi, 5 %)"
+    text += f"; ahead of `rcfl`: {', '.join(surely)}" if surely else ""
     return text + (f"; ahead of `rcfl`, but not surely: {', '.join(unsure)}." if unsure else ".")
 
 

@@ -86,6 +86,18 @@ def test_the_best_of_the_clustered_is_bold_with_the_clusters_found_of_the_true(a
     ]
 
 
+def test_ranks_are_of_all_methods_that_have_run_in_all_cells_whoever_has_more_folds(arena):
+    scores = {"feddrift": 0.95, "ifca": 0.9, "rcfl": 0.8, "cfl": 0.7}
+    cells = [f"mnist {kind} {level}" for kind in ("P(X)", "P(Y)", "P(Y|X)", "P(X|Y)") for level in (1, 3, 5, 8)]
+    lines = [line(cell, name, score) for cell in cells for name, score in scores.items()]
+    lines += [line(cell, name, 0.9, 1) for cell in cells for name in ("ifca", "rcfl", "cfl")]
+    ranks = arena.ranks_of(lines)
+    assert [*ranks.mean] == [*scores]
+    assert (ranks.sets, ranks.cells) == (16, 16)
+    told = importlib.import_module("arena_ranks").said(ranks)
+    assert "; ahead of `rcfl`: `feddrift`; ahead of `rcfl`, but not surely: `ifca`." in told
+
+
 def test_ranks_are_of_the_methods_and_cells_that_have_most_runs_without_a_gap(arena, tmp_path: Path):
     scores = {"ifca": 0.9, "rcfl": 0.8, "cfl": 0.7}
     lines = [line(f"mnist P(X) {level}", name, score) for level in (1, 3, 5) for name, score in scores.items()]
