@@ -465,7 +465,8 @@ def test_an_interrupted_compare_says_how_to_continue(
     monkeypatch.setattr(Config, "federation", lambda *a: (signal.raise_signal(signal.SIGINT), load(*a))[1])
     outcome = fedclade("compare", small, "--seeds", "2", "--out", "both")
     assert outcome.code == 130
-    assert outcome.out == ("interrupted after round 1; continue with the same command and --out both --resume\n")
+    told = "interrupted after round 1 of small seed 0; continue with the same command and --out both --resume\n"
+    assert outcome.out == told
     monkeypatch.undo()
 
 
