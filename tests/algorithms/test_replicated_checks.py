@@ -10,7 +10,7 @@ from fedclade.clustering import Replicates, find_clusters, gain
 from fedclade.core import Updates
 
 TRUTH = np.repeat([0, 1, 2], 12)
-FEDERATIONS = 40
+FEDERATIONS = 24
 
 
 def federation(seed: int, noise: float = 1.0) -> Updates:
@@ -43,7 +43,7 @@ def test_right_clusters_are_parted_further_by_chance_alone_seldom():
 
 
 def test_clusters_that_lie_together_are_parted():
-    for seed in range(10):
+    for seed in range(5):
         labels = found(federation(seed), np.minimum(TRUTH, 1), seed)
         members = [set(TRUTH[labels == label].tolist()) for label in np.unique(labels)]
         assert all(len(of_one) == 1 for of_one in members)
