@@ -163,7 +163,8 @@ def load_federation(
     if shift != "none" and not shift_named(shift).of_clients:
         clusters = clusters or min(DEFAULT_CLUSTERS, n)
     seen_by, drawn = shift_views(pool, shift, clients=n, clusters=clusters or 1, seed=seed, **(shift_arguments or {}))
-    if shift_named(shift).of_clients:
+    kind = shift_named(shift)
+    if kind.of_clients:
         clusters = len(seen_by)
         cluster_of = [*drawn, *(newcomer % clusters for newcomer in range(newcomers))]
     else:
@@ -173,11 +174,10 @@ def load_federation(
     usual = {"clusters": clusters, **defaults(partition_named(partition).split)}
     unusual = {key: value for key, value in arguments.items() if value != usual.get(key)}
     partitioned = f", partition {partition}{_told(unusual)}"
-    all_of_shift = {**defaults(shift_named(shift).views), **(shift_arguments or {})}
+    all_of_shift = {**defaults(kind.views), **(shift_arguments or {})}
     shifted = f", shift {shift}{_told(all_of_shift)}" if shift != "none" else ""
-    grouped = f", {clusters} cluster{'s' if clusters > 1 else ''}" if clusters else ""
-    if shift_named(shift).of_clients:  # how many there are is for the seed to say
-        grouped = ""
+    is_drawn = kind.of_clients  # so that how many there are is for the seed to say
+    grouped = f", {clusters} cluster{'s' if clusters > 1 else ''}" if clusters and not is_drawn else ""
 
     def federation(members: tuple[ClientData, ...], newcomers: Federation | None = None) -> Federation:
         truth = {client.id: cluster_of[client.id] for client in members} if clusters else None
