@@ -27,7 +27,10 @@ DASHES: Mapping[str, Dash] = {
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """A colour, what it stands for, and its shape: one of :data:`DASHES`, ``dot``, ``ring`` or ``box``."""
+    """A colour, what it stands for, and its shape.
+
+    That is one of :data:`DASHES`, or ``dot``, ``ring``, ``box``, ``diamond`` or ``cross``.
+    """
 
     colour: str
     label: str

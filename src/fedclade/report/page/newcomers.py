@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from fedclade.core import Joined, Left
 from fedclade.report.colours import series
@@ -18,10 +19,16 @@ from fedclade.tasks import OLD_METRIC, RIGHT
 MODELS = ("the model it got", "the root’s", "its own, trained alone", "the one it got, fine-tuned")
 """What the columns of scores are."""
 
-SYMBOLS = ("circle", "diamond", "square", "cross")
+SYMBOLS: Mapping[str, Literal["circle", "diamond", "square", "cross"]] = {
+    **{"dot": "circle", "diamond": "diamond", "box": "square", "cross": "cross"}
+}
+"""Of each model's points, by the shape of its legend's entry."""
 
 DRAWN = 200
 """So many newcomers are drawn and listed."""
+
+NAMED = 30
+"""So many have their names below the picture; of more, each point tells its own."""
 
 
 def newcomers_section(view: RunView) -> Section | None:
@@ -53,7 +60,7 @@ def _caption(summary: Row, score: Score) -> str:
 
 
 def _picture(rows: Sequence[Row], score: Score) -> Picture:
-    legend = [replace(entry, shape="dot") for entry in series(MODELS)]
+    legend = [replace(entry, shape=shape) for entry, shape in zip(series(MODELS), SYMBOLS, strict=True)]
     dots = [
         Dots(
             x=range(1, len(rows) + 1),
@@ -61,13 +68,14 @@ def _picture(rows: Sequence[Row], score: Score) -> Picture:
             texts=[row["name"] for row in rows],
             colour=entry.colour,
             size=9,
-            symbol=symbol,
+            symbol=SYMBOLS[entry.shape],
             name=entry.label,
             hover=f"%{{text}}, {{name}}<br>{score.label} {score.hover()}",
         )
-        for column, entry, symbol in zip(score_columns(score.name), legend, SYMBOLS, strict=True)
+        for column, entry in zip(score_columns(score.name), legend, strict=True)
     ]
-    x_axis = Axis("newcomers", "whole", range=(0, len(rows) + 1), grid=False)
+    names = {at: row["name"] for at, row in enumerate(rows, 1)} if len(rows) <= NAMED else None
+    x_axis = Axis("newcomers", "whole", range=(0, len(rows) + 1), grid=False, ticks=names)
     return Picture("Newcomers", [Panel(dots, score.axis("test"))], x_axis, 340, legend)
 
 

@@ -118,7 +118,8 @@ def _axis(axis: Axis) -> Figure:
         drawn |= {"tickformat": "~g"} | drawn | {"type": "log", "nticks": 3}
     if axis.ticks is not None:
         names = [escaped(name) for name in axis.ticks.values()]
-        drawn |= {"tickvals": list(axis.ticks), "ticktext": names, "tickangle": -90 if len(names) > 12 else 0}
+        drawn |= {"tickmode": "array", "tickvals": list(axis.ticks), "ticktext": names}
+        drawn["tickangle"] = -90 if len(names) > 12 else 0
     return drawn
 
 
