@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from fedclade import ConfigError, FedAvg, LocalTraining, Scaffold
-from fedclade.core import Round
+from fedclade.channel import Channel, Limiting
+from fedclade.core import Limits, Round
 from fedclade.runs.churn import ChurningClients
 from fedclade.training import PERSONAL, SimulatedClients
 from tests.reference.scaffold import scaffold
@@ -58,6 +59,23 @@ def test_c_is_the_mean_of_the_clients_own():
     zeros = torch.zeros_like(params)
     mean = sum(size / sum(SIZES) * clients.store.latest(k).get("rule/c", zeros) for k, size in enumerate(SIZES))
     torch.testing.assert_close(state.control, mean, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("limits", [Limits(largest_weight=2), Limits(clip_above=1.1)], ids=["weight", "length"])
+def test_where_the_server_limits_what_clients_do_it_still_follows_what_they_did(limits: Limits):
+    sizes = [10, 20, 20, 90]
+    inner, params = simulated(federation_of([0, 1, 0, 1], sizes, seed=2), perceptron())
+    limiting = Limiting(limits, inner.layout.n_parameters, lambda: inner.sizes)
+    clients = Channel(inner, limiting)
+    played = play(Scaffold(), clients, params, 4, spec=SPEC)
+    each = [inner.store.latest(client)["rule/c"] for client in range(4)]
+    weights = [limiting.weights(inner.sizes)[client] for client in range(4)]
+    mean = sum(weight / sum(weights) * c_i for weight, c_i in zip(weights, each, strict=True))
+    torch.testing.assert_close(played.states[-1].control, mean, rtol=0, atol=1e-5)
+    plain = play(
+        Scaffold(), simulated(federation_of([0, 1, 0, 1], sizes, seed=2), perceptron())[0], params, 4, spec=SPEC
+    )
+    assert not torch.allclose(played.states[-1].tree.nodes[0].params, plain.states[-1].tree.nodes[0].params, atol=1e-3)
 
 
 def test_c_is_the_mean_over_newcomers_too():

@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 from flwr.app import Context, Message, RecordDict
 
 from fedclade import LocalTraining
-from fedclade.algorithms import ALGORITHMS, CFL, FLUX, IFCA, PACFL, FedAvg, FlexCFL, build_algorithm
+from fedclade.algorithms import ALGORITHMS, CFL, FLUX, IFCA, PACFL, FedAvg, FedDrift, FlexCFL, build_algorithm, drifting
 from fedclade.channel.ledger import Budget
 from fedclade.channel.privacy import DifferentialPrivacy
 from fedclade.core.errors import ConfigError, PolicyError, UpdateError
@@ -303,6 +303,26 @@ def test_what_nobody_allows_ends_the_run_with_one_clear_error_on_both_sides(
     assert all(message.endswith(why) for message in refused)
     run = federated(grid_of(federation, config={"allow": allow}), algorithm)
     assert reasons(run) == {}
+
+
+@pytest.mark.parametrize("algorithm", [IFCA(clusters=2), FedDrift(step_rounds=1)])
+def test_a_choice_of_models_that_nobody_allows_ends_the_run(algorithm: Any):
+    with pytest.raises(
+        UpdateError, match=r"none of 4 clients answers the question 'evaluate'; client 0 says: .* forbids"
+    ):
+        federated(grid_of(federation_of(FOUR), config={"allow": "train"}), algorithm)
+
+
+def test_clients_score_as_many_models_as_they_allow_and_more_in_several_questions(monkeypatch: pytest.MonkeyPatch):
+    federation, few = federation_of(FOUR), {"max-models": 2}
+    with pytest.raises(UpdateError, match="forbids 4 models in one question, at most 2"):
+        federated(grid_of(federation, config=few), FedDrift(step_rounds=1))
+    everything = federated(grid_of(federation), FedDrift(step_rounds=1))
+    monkeypatch.setattr(drifting, "AT_ONCE", 2)
+    run = federated(grid_of(federation, config=few), FedDrift(step_rounds=1))
+    assert reasons(run) == {}
+    torch.testing.assert_close(run.tree.models([0, 1])[0], everything.tree.models([0, 1])[0], rtol=0, atol=0)
+    assert [leaf.members for leaf in run.tree.leaves] == [leaf.members for leaf in everything.tree.leaves]
 
 
 def test_a_few_that_forbid_do_not_end_the_run():

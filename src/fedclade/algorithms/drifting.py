@@ -18,6 +18,9 @@ from fedclade.core import Clients, Empty, EvaluationQuery, Event, Indices, Joine
 WORST = -1e18
 """In place of the score of a model that has diverged."""
 
+AT_ONCE = 64
+"""Models that a client is asked about in one question: more it may refuse (``max-models``)."""
+
 
 @dataclass(frozen=True, eq=False)
 class FedDriftState(State):
@@ -81,14 +84,17 @@ def accuracies(
     """
     if not nodes or not ids:
         return {}, {}
-    models, rows = tree.models(nodes)
-    each = [client for client in ids for _ in rows]
-    reply = clients.ask(EvaluationQuery(each, models, [*rows] * len(ids), "train", data_round=data_round))
-    m = len(rows)
-    merits = reply.merit.double().nan_to_num(WORST, neginf=WORST).view(-1, m).numpy()
-    answered = reply.ids[::m]
-    counts = reply.examples.view(-1, m)[:, 0].tolist()
-    return dict(zip(answered, merits, strict=True)), dict(zip(answered, counts, strict=True))
+    found, counts = dict.fromkeys(ids, np.zeros(0)), dict[int, int]()
+    for first in range(0, len(nodes), AT_ONCE):
+        models, rows = tree.models(nodes[first : first + AT_ONCE])
+        each, m = [client for client in found for _ in rows], len(rows)
+        reply = clients.ask(EvaluationQuery(each, models, [*rows] * len(found), "train", data_round=data_round))
+        merits = reply.merit.double().nan_to_num(WORST, neginf=WORST).view(-1, m).numpy()
+        found = {c: np.append(found[c], mine) for c, mine in zip(reply.ids[::m], merits, strict=True)}
+        counts = dict(zip(found, reply.examples.view(-1, m)[:, 0].tolist(), strict=True))
+        if not found:
+            break
+    return found, counts
 
 
 @dataclass(eq=False)

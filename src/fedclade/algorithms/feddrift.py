@@ -141,11 +141,24 @@ class FedDrift(OneCohort[FedDriftState]):
         changed = not state.stages or clients.stage != state.stages[-1]
         if changed or number - state.begun[-1] >= self.step_rounds:
             state, events = self._new_step(state, clients, this_round)
-        tree, parts = state.tree, list[ClusterUpdate]()
-        there = set(clients.ids)
-        for node in sorted({leaf.id for leaf in tree.leaves if there.intersection(leaf.members)}):
-            tree, part = self._trained(replace(state, tree=tree), node, cohort, clients, this_round)
-            parts += [part] if part is not None else []
+        there, leaf_of, tree = set(clients.ids), state.tree.leaf_of, state.tree
+        used = sorted({leaf.id for leaf in tree.leaves if there.intersection(leaf.members)})
+        holds = {node: [client for client in cohort if leaf_of[client] == node] for node in used}
+        present = self._trained(state, holds, clients, this_round)
+        parts = list[ClusterUpdate]()
+        for node, ids in holds.items():
+            owners = self._owners(state, node)
+            others = [client for client in cohort if client in owners and client not in ids]
+            # Clients keep what they train of the model that they have in the step, and nothing of others.
+            former = self._trained(state, {node: others}, clients, replace(this_round, purpose=BESIDE))
+            its = present.select(ids) if present is not None and ids else None
+            came = [updates for updates in (former, its) if updates is not None and updates.ids]
+            enough = sum(len(updates.ids) for updates in came) >= this_round.min_clients
+            step = mean_of_all(came) if came else None
+            tree = tree.moved(node, step) if step is not None and enough else tree
+            if its is not None:
+                part = ClusterUpdate.of(node, its, this_round)
+                parts.append(replace(part, mean=step if its.ids else None, enough=enough))
         return replace(state, tree=tree), log_of(parts, events)
 
     def _new_step(self, state: FedDriftState, clients: Clients, this_round: Round) -> tuple[FedDriftState, list[Event]]:
@@ -163,33 +176,25 @@ class FedDrift(OneCohort[FedDriftState]):
                 move.merge(self.delta if self.delta_merge is None else self.delta_merge)
         return move.ended()
 
+    def _owners(self, state: FedDriftState, node: int) -> set[int]:
+        """Return the clients of which data of some step belongs to a model."""
+        owned = (state.assigned == node).any(dim=0).tolist()
+        return {client for client, its in zip(state.ids, owned, strict=True) if its}
+
     def _trained(
-        self, state: FedDriftState, node: int, cohort: Sequence[int], clients: Clients, this_round: Round
-    ) -> tuple[ParameterTree, ClusterUpdate | None]:
-        """Train a model on all data that belongs to it; return the tree, and what its present clients sent."""
+        self, state: FedDriftState, holds: Mapping[int, Sequence[int]], clients: Clients, this_round: Round
+    ) -> Updates | None:
+        """Let clients train models, each on all of its data that belongs to the model; None if there are no clients."""
+        of = {client: node for node, ids in holds.items() for client in ids}
+        if not of:
+            return None
         places = {client: place for place, client in enumerate(state.ids)}
-        leaf_of, assigned = state.tree.leaf_of, state.assigned.numpy()
-        steps_of = {client: np.flatnonzero(assigned[:, places[client]] == node).tolist() for client in cohort}
-
-        def train(ids: Sequence[int], purpose: str) -> Updates | None:
-            if not ids:
-                return None
-            rounds = [tuple(state.begun[step] for step in steps_of[client]) for client in ids]
-            held = rounds if len(set(state.stages)) > 1 else None
-            model, asked = state.tree.nodes[node].params[None], replace(this_round, purpose=purpose)
-            return clients.ask(UpdateQuery(ids, "train", model, [0] * len(ids), asked, data_rounds=held))
-
-        # Clients keep what they train of the model that they have in the step, and nothing of others.
-        former = train([c for c in cohort if leaf_of[c] != node and steps_of[c]], BESIDE)
-        present = train([c for c in cohort if leaf_of[c] == node], this_round.purpose)
-        came = [updates for updates in (former, present) if updates is not None and updates.ids]
-        enough = sum(len(updates.ids) for updates in came) >= this_round.min_clients
-        step = mean_of_all(came) if came else None
-        tree = state.tree.moved(node, step) if step is not None and enough else state.tree
-        if present is None:
-            return tree, None
-        part = ClusterUpdate.of(node, present, this_round)
-        return tree, replace(part, mean=step if present.ids else None, enough=enough)
+        assigned = state.assigned.numpy()
+        steps_of = {c: np.flatnonzero(assigned[:, places[c]] == node).tolist() for c, node in of.items()}
+        rounds = [tuple(state.begun[step] for step in steps) for steps in steps_of.values()]
+        held = rounds if len(set(state.stages)) > 1 else None
+        models, rows = state.tree.models([*of.values()])
+        return clients.ask(UpdateQuery([*of], "train", models, rows, this_round, data_rounds=held))
 
     def serve(self, state: FedDriftState, clients: Clients) -> Mapping[int, int]:
         """Return the node that each client is served with: its model, or the one that it would take now."""

@@ -8,8 +8,8 @@ Where paper and others leave a choice, this file makes it:
 - c_i is option II: c_i⁺ = c_i − c + (x − y_i)/(K η_l), with the steps K that the client has really taken, which differ
   where local training counts epochs. c and all c_i begin with zeros, and so does c_i of a client that joins later.
 - A client sends Δy_i alone: c_i⁺ − c_i = −c − Δy_i/(K η_l), and the server knows K from the client's |D_i|. So traffic
-  is twice that of FedAvg down, and the same up. This is exact if the server receives what the client has trained: where
-  updates are coded or made private, or the server caps |D_i|, c is no longer quite the mean of the c_i.
+  is twice that of FedAvg down, and the same up. Where the server lets a client weigh less, or shortens its update, c
+  still moves by the whole of it, as c_i has. Where updates are coded or private, c is not quite the mean of the c_i.
 - Who joins has c_i = 0, so c shrinks to the mean over more clients. Where a client leaves, or an update gets lost,
   whose client has moved c_i, or data changes its size, c stays beside the mean of the c_i for good: the model then
   settles beside the optimum.
@@ -111,7 +111,10 @@ class Scaffold(OneCohort[ScaffoldState]):
 def _moved(control: Tensor, updates: Updates, examples: int, this_round: Round) -> Tensor:
     """Return what c moves by, ``[S]``: the mean of c_i⁺ − c_i over the examples of all clients, or by a robust rule."""
     deltas, sizes, moved = updates.required_deltas, updates.sizes, torch.zeros_like(control)
-    steps = torch.tensor([this_round.spec.steps_with(int(size)) for size in sizes.tolist()])
+    trained_on = sizes if updates.uncapped is None else updates.uncapped
+    steps = torch.tensor([this_round.spec.steps_with(int(size)) for size in trained_on.tolist()], dtype=torch.float64)
+    if updates.shortened is not None:  # c_i has moved by the whole update
+        steps = steps * updates.shortened
     D = updates.n_parameters
     if updates.aggregation is not None:
         gradients = deltas[:, :D] / (steps * this_round.lr)[:, None].to(deltas)

@@ -116,7 +116,10 @@ class Limiting(Middleware):
             for client, size in zip(updates.ids, updates.sizes.tolist(), strict=True)
             if size > most
         }
-        return replace(updates, sizes=updates.sizes.clamp(max=most), limited={**updates.limited, **limited})
+        if not limited:
+            return updates
+        capped = updates.sizes.clamp(max=most)
+        return replace(updates, sizes=capped, uncapped=updates.sizes, limited={**updates.limited, **limited})
 
     def _shortened(self, updates: Updates, starts: Mapping[int, StartModel]) -> Updates:
         """Return updates that arrived, all or some, without those that are far too long, and others shortened."""
@@ -143,7 +146,8 @@ class Limiting(Middleware):
         if bool((factors < 1).any()):
             by = factors.to(deltas)
             deltas = torch.cat([deltas[:, :D] * by[:, :1], deltas[:, D:] * by[:, 1:]], 1)
-            updates = replace(updates, deltas=deltas, norms=updates.norms * factors[:, 0])
+            of_parameters = factors[:, 0]
+            updates = replace(updates, deltas=deltas, norms=updates.norms * of_parameters, shortened=of_parameters)
         updates = replace(updates, limited={client: what for client, what in limited.items() if client not in left_out})
         if not left_out:
             return updates

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping
-from functools import cache, wraps
+from functools import cache, lru_cache, wraps
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
 
@@ -33,7 +33,7 @@ def known_arguments(
     Options are parameters not in ``besides`` that are keyword-only, or with ``positional`` any that have a name.
     """
     kinds = {inspect.Parameter.KEYWORD_ONLY} | ({inspect.Parameter.POSITIONAL_OR_KEYWORD} if positional else set())
-    parameters = (item for taker in _each(takers) for item in inspect.signature(taker).parameters.items())
+    parameters = (item for taker in _each(takers) for item in _parameters(taker).items())
     return {name: p for name, p in parameters if p.kind in kinds and name not in besides}
 
 
@@ -66,7 +66,7 @@ def check_arguments(
     each = _each(takers)
     known = known_arguments(takers, besides, positional=positional)
     hints = {name: hint for taker in each for name, hint in _hints(taker).items() if name in known}
-    parameters = (p for taker in each for p in inspect.signature(taker).parameters.values())
+    parameters = (p for taker in each for p in _parameters(taker).values())
     open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
     return _fit_all(owner, arguments, hints, None if open_ended else known)
 
@@ -117,6 +117,23 @@ def _each(takers: Taker | Collection[Taker]) -> Collection[Taker]:
     return [takers] if callable(takers) else takers
 
 
+def _once(inspected: Callable[[Taker], Mapping[str, Any]]) -> Callable[[Taker], Mapping[str, Any]]:
+    """Remember what a function or a class takes: scenarios ask for it thousands of times."""
+    remembered = lru_cache(maxsize=1024)(inspected)
+
+    @wraps(inspected)
+    def once(taker: Taker) -> Mapping[str, Any]:
+        return remembered(taker) if type(taker).__hash__ is not None else inspected(taker)
+
+    return once
+
+
+@_once
+def _parameters(taker: Taker) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(taker).parameters
+
+
+@_once
 def _hints(taker: Taker) -> Mapping[str, Any]:
     # Of a class, those of its __init__: dataclasses copy the annotations of their fields there.
     return get_type_hints(taker.__init__ if inspect.isclass(taker) else taker)

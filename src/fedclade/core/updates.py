@@ -81,6 +81,10 @@ class Updates:
         What was limited of each client's update or weight, and why.
     aggregation
         How updates of a cluster are aggregated, where that is robust; None: they have a mean.
+    uncapped
+        The training examples that each client says it has trained on, float64 ``[n]``, where some count with fewer.
+    shortened
+        What the parameters of each update were multiplied by, float64 ``[n]``, where some were too long.
     """
 
     ids: tuple[int, ...]
@@ -96,6 +100,8 @@ class Updates:
     left_out: Mapping[int, str] = field(default_factory=dict[int, str])
     limited: Mapping[int, str] = field(default_factory=dict[int, str])
     aggregation: Aggregation | None = None
+    uncapped: Tensor | None = None
+    shortened: Tensor | None = None
 
     @classmethod
     def received(
@@ -208,6 +214,8 @@ class Updates:
             sketches=None if self.sketches is None else self.sketches[rows],
             parts=None if self.parts is None else self.parts[rows],
             components=None if self.components is None else self.components[rows],
+            uncapped=None if self.uncapped is None else self.uncapped[rows],
+            shortened=None if self.shortened is None else self.shortened[rows],
             left_out=left_out,
             limited={client: what for client, what in self.limited.items() if client in named},
         )
@@ -246,6 +254,8 @@ class Updates:
             left_out=left_out,
             limited=limited,
             aggregation=self.aggregation,
+            uncapped=_filled((self.uncapped, self.sizes), (other.uncapped, other.sizes)),
+            shortened=_filled(*((each.shortened, torch.ones_like(each.sizes)) for each in (self, other))),
         )
 
     @cached_property
@@ -261,6 +271,13 @@ class Updates:
 
 def _joined(mine: Tensor | None, others: Tensor | None) -> Tensor | None:
     return None if mine is None or others is None else torch.cat([mine, others])
+
+
+def _filled(mine: tuple[Tensor | None, Tensor], others: tuple[Tensor | None, Tensor]) -> Tensor | None:
+    """Return the rows of both, those of one that has none from what stands for them; None if neither has any."""
+    if mine[0] is None and others[0] is None:
+        return None
+    return torch.cat([rows if rows is not None else instead for rows, instead in (mine, others)])
 
 
 def _what_is_wrong(delta: Tensor, norm: float, loss: float) -> str:

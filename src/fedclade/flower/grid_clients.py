@@ -170,6 +170,8 @@ class GridClients(Workers):
         for client, mine in self.request(contents, MessageType.EVALUATE, f"evaluate {split}", read, left_out):
             self._scored[client, split] = mine[0][2]
             scores[client] = mine
+        if split == "train":  # what a round is made of; scores only describe it
+            check_allowed("evaluate", [*rows], left_out, len(self._registry.connected))
         return evaluation_of(ids, scores, wins, self._task.metrics, left_out)
 
     def handle_subspaces(self, query: SubspaceQuery) -> Tensor:
