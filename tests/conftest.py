@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,11 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import settings
+
+MEMORY = Path("/dev/shm")
+
+ENOUGH = 4 * 2**30
+"""Bytes: some times what all tests write."""
 
 torch.set_num_threads(1)
 settings.register_profile("fedclade", deadline=None, derandomize=True, print_blob=True)
@@ -31,6 +37,12 @@ def _no_waiting_for_the_disk():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
         yield
+
+
+def pytest_configure():
+    """Let temporary files lie in memory where there is much of it: removing tens of thousands takes a disk a minute."""
+    if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ENOUGH:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 def pytest_collection_finish():
