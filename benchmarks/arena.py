@@ -12,20 +12,24 @@ import argparse
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from arena_ranks import draw, ranks_of, said
+import matplotlib as mpl
 
 from fedclade.config import find_configs, read_scenarios
 from fedclade.report.comparison_files import markdown_table
+from fedclade.report.printed import BesidePrinted
+from fedclade.report.ranks import Ranks, rank_figure, ranks_of
 from fedclade.runs import Run, is_finished
 from fedclade.tasks import mean_and_interval
 
 ROOT = Path(__file__).parent.parent
 PAGE, PICTURE, TEXT = ROOT / "docs" / "arena.md", ROOT / "docs" / "arena.svg", Path(__file__).with_suffix(".md")
-RESULTS, PRINTED = Path(__file__).with_name("arena_results.json"), Path(__file__).with_name("arena_printed.json")
+RESULTS = Path(__file__).with_name("arena_results.json")
 KINDS = ("P(Y|X)", "P(X)", "P(X|Y)", "P(Y)")
 DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 """Titles of the data sets, by how their cells' names begin."""
@@ -173,13 +177,32 @@ def exact(lines: Sequence[Line]) -> str:
     return f"{found.count(1.0)} of {len(found)}"
 
 
+def ranks(lines: Sequence[Line]) -> Ranks | None:
+    """Return mean ranks over cells and folds; None if too few are complete."""
+    by_set: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
+    for line in lines:
+        by_set[line["cell"], line["seed"]][line["method"]] = line["accuracy"]
+    return ranks_of(by_set)
+
+
 def picture(lines: Sequence[Line], path: Path) -> str:
     """Draw the ranks; return what the page says of them."""
-    if (ranks := ranks_of(lines)) is None:
+    if (found := ranks(lines)) is None:
         return "Too few cells are complete for ranks."
-    draw(ranks, path)
+    with mpl.rc_context({"svg.hashsalt": "arena"}):
+        rank_figure(found).savefig(path, metadata={"Date": None})
     shown = f"![Critical-difference diagram: methods by mean rank, from the best on the left]({path.name})"
-    return f"{said(ranks)}\n\n{shown}"
+    return f"{said(found)}\n\n{shown}"
+
+
+def said(found: Ranks) -> str:
+    """Return the sentence before the picture of ranks."""
+    ahead = {a: found.mean[b] - found.mean[a] for a, b in combinations(found.mean, 2) if b == "rcfl"}
+    surely = [f"`{a}`" for a, by in ahead.items() if by >= found.critical]
+    unsure = [f"`{a}`" for a, by in ahead.items() if 0 < by < found.critical]
+    text = f"{found.title}: {found.note[:-1]}"
+    text += f"; ahead of `rcfl`: {', '.join(surely)}" if surely else ""
+    return text + (f"; ahead of `rcfl`, but not surely: {', '.join(unsure)}." if unsure else ".")
 
 
 def costs(lines: Sequence[Line]) -> str:
@@ -202,24 +225,18 @@ def cost_of(lines: Sequence[Line], method: str) -> tuple[str, str]:
 
 def printed(lines: Sequence[Line]) -> str:
     """Return FLUX's figures beside ours, by level: theirs are means over the four kinds of shift."""
-    theirs = json.loads(PRINTED.read_text(encoding="utf-8"))
-    levels = (8, 5, 3, 1)
-    rows: list[list[str]] = []
-    for method, name in {"rcfl": "", **theirs["names"]}.items():
-        each = theirs["known"].get(name)  # there is none of rcfl
-        ours = [of_level(lines, method, level) for level in levels]
-        rows.append([f"`{method}`", *("" if each is None else f"{each[level - 1]:.1f}" for level in levels), *ours])
-    columns = ["config", *(f"theirs, {level}" for level in levels), *(f"ours, {level}" for level in levels)]
-    return markdown_table(columns, rows)
-
-
-def of_level(lines: Sequence[Line], method: str, level: int) -> str:
-    """Return the mean over the four kinds, or nothing if one has not run."""
-    of_kind = [
-        [line["accuracy"] for line in lines if line["method"] == method and line["cell"] == f"mnist {kind} {level}"]
-        for kind in KINDS
-    ]
-    return f"{100 * mean(map(mean, of_kind)):.1f}" if all(of_kind) else ""
+    (path,) = (each for each in find_configs("arena") if each.stem == "mnist")
+    groups = {each.printed.name: each.printed for each in read_scenarios(path) if each.printed is not None}
+    scores: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for line in lines:
+        scores[f"`{line['method']}`"][line["cell"]].append(100 * line["accuracy"])
+    means = {
+        f"`{method}`": {cell: mean(each) for cell, each in scores[f"`{method}`"].items()}
+        for method in methods_of(lines)
+    }
+    named = [replace(each, figures={f"`{k}`": v for k, v in each.figures.items()}) for each in groups.values()]
+    table = BesidePrinted(named, means)
+    return markdown_table(table.columns, table.rows)
 
 
 def page(lines: Sequence[Line]) -> str:

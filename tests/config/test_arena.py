@@ -91,22 +91,22 @@ def test_ranks_are_of_all_methods_that_have_run_in_all_cells_whoever_has_more_fo
     cells = [f"mnist {kind} {level}" for kind in ("P(X)", "P(Y)", "P(Y|X)", "P(X|Y)") for level in (1, 3, 5, 8)]
     lines = [line(cell, name, score) for cell in cells for name, score in scores.items()]
     lines += [line(cell, name, 0.9, 1) for cell in cells for name in ("ifca", "rcfl", "cfl")]
-    ranks = arena.ranks_of(lines)
+    ranks = arena.ranks(lines)
     assert [*ranks.mean] == [*scores]
-    assert (ranks.sets, ranks.cells) == (16, 16)
-    told = importlib.import_module("arena_ranks").said(ranks)
+    assert (ranks.sets, ranks.scenarios) == (16, 16)
+    told = arena.said(ranks)
     assert "; ahead of `rcfl`: `feddrift`; ahead of `rcfl`, but not surely: `ifca`." in told
 
 
 def test_ranks_are_of_the_methods_and_cells_that_have_most_runs_without_a_gap(arena, tmp_path: Path):
     scores = {"ifca": 0.9, "rcfl": 0.8, "cfl": 0.7}
     lines = [line(f"mnist P(X) {level}", name, score) for level in (1, 3, 5) for name, score in scores.items()]
-    assert arena.ranks_of(lines) is None, "three cells are too few"
+    assert arena.ranks(lines) is None, "three cells are too few"
     lines += [line("cifar10", name, score) for name, score in scores.items()]
     lines += [line("cifar10", name, 0.9) for name in ("apfl", "ditto")]
-    ranks = arena.ranks_of(lines)
+    ranks = arena.ranks(lines)
     assert ranks.mean == {"ifca": 1.0, "rcfl": 2.0, "cfl": 3.0}
-    assert (ranks.sets, ranks.cells) == (4, 4)
+    assert (ranks.sets, ranks.scenarios) == (4, 4)
     assert ranks.critical == pytest.approx(2.343 * (3 * 4 / (6 * 4)) ** 0.5, abs=1e-3), "q of Demšar's table 5"
     assert ranks.alike() == [("ifca", "rcfl"), ("rcfl", "cfl")]
     said = arena.picture(lines, tmp_path / "ranks.svg")

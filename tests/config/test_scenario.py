@@ -109,3 +109,45 @@ def test_a_cell_without_values_is_an_error(tmp_path, values):
     file.write_text(GRID.replace("[4, 6]", values))
     with pytest.raises(ConfigError, match=r"data.clients of \[cells\] should be a list of values"):
         read_scenarios(file)
+
+
+PRINTED = """
+[cells]
+"data.clients" = [4, 6]
+rounds = [1, 2]
+[printed]
+source = "A paper"
+means_over = ["rounds"]
+4 = { fedavg = 50.5 }
+"""
+
+
+def test_printed_figures_are_of_groups_of_the_cells_and_of_the_file_as_it_stands(scenario):
+    scenario.write_text(SCENARIO + PRINTED)
+    found = {each.name: each.printed for each in read_scenarios(scenario)}
+    assert found["mine 6 1"] is found["mine 6 2"] is None
+    assert found["mine 4 1"] == found["mine 4 2"]
+    printed = found["mine 4 1"]
+    assert printed is not None
+    assert (printed.name, printed.scenarios, printed.figures) == ("mine 4", ("mine 4 1", "mine 4 2"), {"fedavg": 50.5})
+    assert all(each.printed is None for each in read_scenarios(scenario, scale="smoke"))
+    assert all(each.printed is None for each in read_scenarios(scenario, ["data.test_fraction=0.5"]))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('source = "A paper"', "", "source of [printed] should say where the figures stand, got ''"),
+        ('["rounds"]', '["round"]', "means_over of [printed] should be a list of keys of [cells], got 'round'"),
+        ('["rounds"]', '"rounds"', "means_over of [printed] should be a list of keys of [cells], got 'rounds'"),
+        ("4 = {", "5 = {", "unknown group of [printed]: '5'"),
+        ("{ fedavg =", "{ fedagv =", "unknown algorithm of [printed.4]: 'fedagv'; did you mean 'fedavg'?"),
+        ("50.5", '"50.5"', "fedavg of [printed.4] should be a number, got '50.5'"),
+        ("{ fedavg = 50.5 }", "50.5", "4 should be a table, got 50.5"),
+    ],
+)
+def test_printed_figures_that_cannot_be_placed_are_refused(scenario, old, new, told):
+    scenario.write_text(SCENARIO + PRINTED.replace(old, new))
+    with pytest.raises(ConfigError) as caught:
+        read_scenarios(scenario)
+    assert told in str(caught.value)

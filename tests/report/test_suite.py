@@ -5,6 +5,7 @@ import json
 import pytest
 from rich.console import Console
 
+from fedclade.config import Printed
 from fedclade.core.errors import ConfigError
 from fedclade.report import Comparison, SuiteComparison
 
@@ -108,6 +109,86 @@ def test_an_algorithm_is_on_the_same_line_in_every_panel(suite):
 def test_save_writes_all_four(suite, tmp_path):
     suite.save(tmp_path / "out")
     assert {f.name for f in (tmp_path / "out").iterdir()} == {f"comparison.{s}" for s in ("md", "csv", "json", "png")}
+
+
+def ranked(summary_run, scenarios: int) -> SuiteComparison:
+    """In every scenario fedavg is last, and nearly always cfl before rcfl; the oracle is ahead of all."""
+
+    def runs(k: int) -> dict:
+        scores = {"fedavg": 0.5, "rcfl": 0.75 if k == 0 else 0.6, "cfl": 0.7, "oracle": 0.9}
+        return {
+            name: [summary_run(name, score + seed / 100, seed=seed) for seed in (0, 1)]
+            for name, score in scores.items()
+        }
+
+    return SuiteComparison({f"s{k}": Comparison(runs(k), f"s{k}") for k in range(scenarios)})
+
+
+def test_several_scenarios_have_mean_ranks_of_all_but_the_oracle(summary_run, tmp_path):
+    suite = ranked(summary_run, 5)
+    assert suite.ranks is not None
+    assert suite.ranks.mean == {"cfl": 1.2, "rcfl": 1.8, "fedavg": 3.0}
+    assert (suite.ranks.scenarios, suite.ranks.sets) == (5, 10)
+    assert suite.ranks.critical == pytest.approx(2.343 * (3 * 4 / (6 * 10)) ** 0.5, abs=1e-3)  # q of Demšar's table 5
+    assert suite.ranks.alike() == [("cfl", "rcfl")]
+    lines = suite.markdown().splitlines()
+    at = lines.index("**Mean ranks over 5 scenarios, 10 runs each**")
+    assert lines[at + 4 : at + 7] == ["| cfl | 1.2 |", "| rcfl | 1.8 |", "| fedavg | 3.0 |"]
+    assert lines[at + 8].startswith("1 is the best. Friedman's p = 0.0002")  # exp(-8.4)
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(suite.table(console.width))
+    assert "Mean ranks over 5 scenarios" in console.export_text()
+    assert json.loads(suite.json())["ranks"]["mean"]["rcfl"] == 1.8
+    suite.save(tmp_path / "out")
+    assert (tmp_path / "out" / "ranks.png").stat().st_size > 10_000
+
+
+def test_the_picture_of_ranks_joins_those_that_are_alike(summary_run):
+    (axes,) = ranked(summary_run, 5).figures()["ranks"].axes
+    assert [text.get_text().split() for text in axes.texts[3:6]] == [["cfl", "1.2"], ["rcfl", "1.8"], ["3.0", "fedavg"]]
+    (bar,) = [line for line in axes.lines if line.get_gid() == "alike"]
+    assert bar.get_xdata() == pytest.approx([1.2, 1.8], abs=0.05)
+
+
+def test_of_few_scenarios_there_are_no_ranks(summary_run):
+    suite = ranked(summary_run, 1)
+    assert suite.ranks is None
+    assert "ank" not in suite.markdown()
+    assert "ranks" not in json.loads(suite.json())
+
+
+def test_equal_scores_have_ranks_without_a_p_value(summary_run):
+    runs = {name: [summary_run(name, 0.5)] for name in ("cfl", "fedavg", "rcfl")}
+    ranks = SuiteComparison({f"s{k}": Comparison(runs) for k in range(4)}).ranks
+    assert ranks is not None
+    assert (set(ranks.mean.values()), ranks.p_value) == ({2.0}, None)
+    assert "Friedman's p = –" in ranks.note
+
+
+def test_printed_figures_stand_beside_ours_where_all_scenarios_of_a_group_have_run(summary_run):
+    runs = {"s 1": {"cfl": 0.8, "fedavg": 0.5}, "s 2": {"cfl": 0.9}, "t": {"fedavg": 0.7}}
+    scenarios = {
+        name: Comparison({label: [summary_run(label, score)] for label, score in each.items()}, name)
+        for name, each in runs.items()
+    }
+    both = Printed("A paper", "both", ("s 1", "s 2"), {"fedavg": 55.5, "cfl": 84})
+    third = Printed("A paper", "third", ("t",), {"ifca": 60.0})
+    suite = SuiteComparison(scenarios, [both, third])
+    lines = suite.markdown().splitlines()
+    at = lines.index("**Printed by A paper, and ours**")
+    assert lines[at + 2 : at + 7] == [
+        "| config | both, theirs | both, ours | third, theirs | third, ours |",
+        "| :-- | --: | --: | --: | --: |",
+        "| cfl | 84.0 | 85.0 |  |  |",
+        "| fedavg | 55.5 |  |  | 70.0 |",
+        "| ifca |  |  | 60.0 |  |",
+    ]
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(suite.table(console.width))
+    assert "Printed by A paper, and ours" in console.export_text()
+    first, second = json.loads(suite.json())["printed"]
+    assert (first["name"], first["ours"]) == ("both", {"cfl": pytest.approx(85)})
+    assert second["figures"] == {"ifca": 60.0}
 
 
 def test_a_suite_needs_a_scenario():

@@ -107,7 +107,8 @@ def compare(
 
     The gap closed is (method - FedAvg) / (oracle - FedAvg); it needs a FedAvg and an oracle config of the same data.
 
-    Scenarios, such as those in configs/suite, set all their algorithms the same task, and get a table each.
+    Scenarios, such as those in configs/suite, set all their algorithms the same task, and get a table each. Several
+    also get mean ranks, with a critical-difference diagram in ranks.png; what a paper has printed may stand beside.
     Example: fedclade compare suite --scale smoke
 
     Many runs can be made in pieces, and by several processes at once, in one folder.
@@ -145,7 +146,8 @@ def compare(
             if runs := batch.run(each.configs, seeds or each.seeds, target / each.folder, prefix):
                 found[each.name] = Comparison(runs, each.name)
     if found:
-        comparison = found[""] if ordinary else SuiteComparison(found)
+        printed = list({each.printed.name: each.printed for each in scenarios if each.printed is not None}.values())
+        comparison = found[""] if ordinary else SuiteComparison(found, printed)
         console.print(comparison.table(console.width))
         try:
             _save_comparison(comparison, target, console)

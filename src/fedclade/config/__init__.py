@@ -6,7 +6,7 @@ The command line, the network and the papers import it; it imports the rooms who
 from fedclade.config.batch import Batch, run_name
 from fedclade.config.build import Building
 from fedclade.config.check import WRITTEN_ONLY, check_config, read_config
-from fedclade.config.scenario import Scenario, is_scenario, known_scales, read_scenario, read_scenarios
+from fedclade.config.scenario import Printed, Scenario, is_scenario, known_scales, read_scenario, read_scenarios
 from fedclade.config.settings import Config
 from fedclade.config.toml_files import apply_overrides, as_override, config_folder, find_config, find_configs, read_toml
 
@@ -15,6 +15,7 @@ __all__ = [
     "Batch",
     "Building",
     "Config",
+    "Printed",
     "Scenario",
     "apply_overrides",
     "as_override",

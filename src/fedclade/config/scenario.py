@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,18 @@ from fedclade.core import ConfigError, shown, unknown
 
 
 @dataclass(frozen=True)
+class Printed:
+    """Scores that somebody has printed: means over all scenarios of a group."""
+
+    source: str
+    name: str
+    """Of the group."""
+    scenarios: tuple[str, ...]
+    figures: Mapping[str, float]
+    """By the algorithm's name in ``[algorithms]``, in the unit of tables: shares in percent."""
+
+
+@dataclass(frozen=True)
 class Scenario:
     """One task for several algorithms, to be run with the seeds 0, 1, ... each."""
 
@@ -25,6 +38,8 @@ class Scenario:
     configs: Mapping[str, Config]
     """By the algorithm's name in the table ``[algorithms]``; they differ in nothing else."""
     seeds: int
+    printed: Printed | None = None
+    """What is printed of the group that it belongs to."""
 
     @property
     def folder(self) -> str:
@@ -50,6 +65,10 @@ def read_scenarios(path: Path, overrides: Sequence[str] = (), scale: str | None 
     ``[scales.NAME]`` with whatever differs at that scale. ``overrides``, as after ``--set``, win over both. A table
     ``[cells]`` of lists, such as ``"data.level" = [1, 5]``, makes a scenario of each combination of their values.
 
+    ``[printed]`` has the figures of a paper, to stand beside ours: their ``source``, the keys of ``[cells]`` that they
+    are ``means_over``, and a table for each combination of values of the others, such as ``5 = { fedavg = 80.9 }``.
+    They are of the file as it stands, and left out at a scale or with ``overrides``.
+
     Raises
     ------
     ConfigError
@@ -70,17 +89,20 @@ def read_scenarios(path: Path, overrides: Sequence[str] = (), scale: str | None 
         raise ConfigError(f"{path}: a scenario has no [algorithm]; set hyper-parameters in [algorithms]")
     if not isinstance(seeds, int) or isinstance(seeds, bool) or seeds < 1:
         raise ConfigError(f"{path}: seeds should be a whole number of at least 1, got {shown(seeds)}")
-    shared = {key: value for key, value in raw.items() if key not in ("algorithms", "scales", "seeds", "cells")}
+    besides = ("algorithms", "scales", "seeds", "cells", "printed")
+    shared = {key: value for key, value in raw.items() if key not in besides}
     shared = with_files_found(shared, path.parent)
     cells = _table(raw, "cells", path)
     for key, values in cells.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(f"{path}: {key} of [cells] should be a list of values, got {shown(values)}")
     found: list[Scenario] = []
+    as_it_stands = scale is None and not overrides
+    printed = _printed(path, _table(raw, "printed", path), cells, algorithms) if as_it_stands else {}
     for values in itertools.product(*cells.values()):
         name, of_cell = " ".join([path.stem, *map(str, values)]), copy.deepcopy(shared)
         apply_overrides(of_cell, [as_override(key, value) for key, value in zip(cells, values, strict=True)])
-        found.append(Scenario(name, _configs(path, of_cell, algorithms), seeds))
+        found.append(Scenario(name, _configs(path, of_cell, algorithms), seeds, printed.get(name)))
     return found
 
 
@@ -105,6 +127,37 @@ def _configs(path: Path, shared: Mapping[str, Any], algorithms: Mapping[str, Any
     if problems:
         raise ConfigError("\n".join(problems))
     return configs
+
+
+def _printed(
+    path: Path, table: Mapping[str, Any], cells: Mapping[str, Sequence[Any]], algorithms: Mapping[str, Any]
+) -> dict[str, Printed]:
+    """Return what is printed of each scenario, by its name."""
+    if not table:
+        return {}
+    source, over = table.get("source", ""), table.get("means_over", [])
+    if not isinstance(source, str) or not source:
+        raise ConfigError(f"{path}: source of [printed] should say where the figures stand, got {shown(source)}")
+    if not isinstance(over, list) or (strange := [key for key in over if key not in cells]):
+        wrong = shown(over) if not isinstance(over, list) else shown(strange[0])
+        raise ConfigError(f"{path}: means_over of [printed] should be a list of keys of [cells], got {wrong}")
+    groups: dict[str, list[str]] = {}
+    for values in itertools.product(*cells.values()):
+        group = " ".join(str(value) for key, value in zip(cells, values, strict=True) if key not in over)
+        groups.setdefault(group, []).append(" ".join([path.stem, *map(str, values)]))
+    found: dict[str, Printed] = {}
+    for group in (key for key in table if key not in ("source", "means_over")):
+        if group not in groups:
+            raise ConfigError(f"{path}: {unknown('group of [printed]:', group, groups)}")
+        figures = _table(table, group, path)
+        for label, figure in figures.items():
+            if label not in algorithms:
+                raise ConfigError(f"{path}: {unknown(f'algorithm of [printed.{group}]:', label, algorithms)}")
+            if not isinstance(figure, int | float) or isinstance(figure, bool) or not math.isfinite(figure):
+                raise ConfigError(f"{path}: {label} of [printed.{group}] should be a number, got {shown(figure)}")
+        names = tuple(groups[group])
+        found |= dict.fromkeys(names, Printed(source, f"{path.stem} {group}".strip(), names, figures))
+    return found
 
 
 def _table(raw: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:

@@ -35,8 +35,12 @@ class ComparisonFiles(Displayed, ABC):
     def figure(self) -> Figure:
         """Draw the means with their intervals."""
 
+    def figures(self) -> dict[str, Figure]:
+        """Draw everything, by the names of files."""
+        return {"comparison": self.figure()}
+
     def save(self, folder: str | Path, *, figure: bool = True) -> Path:
-        """Write ``comparison.md``, ``.csv``, ``.json`` and the figure ``.png`` into a folder; it is made if need be.
+        """Write ``comparison.md``, ``.csv``, ``.json`` and all figures as ``.png`` into a folder, made if need be.
 
         Raises
         ------
@@ -45,13 +49,13 @@ class ComparisonFiles(Displayed, ABC):
         RunError
             If the folder cannot be written.
         """
-        target, drawn = Path(folder), self.figure() if figure else None
+        target, drawn = Path(folder), self.figures() if figure else {}
         try:
             target.mkdir(parents=True, exist_ok=True)
             for suffix, text in {"md": self.markdown(), "csv": self.csv(), "json": self.json()}.items():
                 write_text(target / f"comparison.{suffix}", text)
-            if drawn is not None:
-                style.save(drawn, target / "comparison.png")
+            for name, each in drawn.items():
+                style.save(each, target / f"{name}.png")
         except OSError as error:
             raise RunError(f"cannot write the comparison to {target}: {error}") from error
         return target

@@ -5,28 +5,37 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from math import isfinite
 from textwrap import fill
 from typing import TYPE_CHECKING
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
+from fedclade.config import Printed
 from fedclade.core import ConfigError, import_extra
 from fedclade.report.comparison import Comparison
 from fedclade.report.comparison_figures import all_labels, suite_figure
 from fedclade.report.comparison_files import ComparisonFiles, csv_table, markdown_table
 from fedclade.report.estimates import BASELINES, ComparisonRow, Estimate, write_score, write_with_interval
 from fedclade.report.formats import number
+from fedclade.report.printed import BesidePrinted
+from fedclade.report.ranks import Ranks, rank_figure, ranks_of
 from fedclade.report.score import Score
 from fedclade.report.terminal import new_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
+
+ORACLE = "oracle"
+"""It is told the true clusters, and has no rank."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +46,8 @@ class SuiteComparison(ComparisonFiles):
     ----------
     scenarios
         By the scenario's name.
+    printed
+        What others have printed of some of them, for a table of theirs and ours.
 
     Raises
     ------
@@ -45,14 +56,20 @@ class SuiteComparison(ComparisonFiles):
     """
 
     scenarios: Mapping[str, Comparison]
+    printed: Sequence[Printed] = ()
 
     def __post_init__(self) -> None:
         if not self.scenarios:
             raise ConfigError("a suite should have at least 1 scenario, got 0")
 
     def table(self, width: int | None = None) -> Group:
-        """Return the table of every scenario for the terminal, and the overview last; see :meth:`Comparison.table`."""
-        return Group(*(comparison.table(width) for comparison in self.scenarios.values()), *self.overview(width))
+        """Return the table of every scenario for the terminal, the overview, mean ranks, and printed figures.
+
+        See :meth:`Comparison.table`.
+        """
+        last: list[RenderableType] = [] if self.ranks is None else [self._rank_table(self.ranks)]
+        last += [each.table() for each in self._beside_printed]
+        return Group(*(each.table(width) for each in self.scenarios.values()), *self.overview(width), *last)
 
     def overview(self, width: int | None = None) -> list[Table]:
         """Return algorithms by scenarios for the terminal: mean scores, and ARI where it is known.
@@ -108,8 +125,13 @@ class SuiteComparison(ComparisonFiles):
         """Return the overview and the table of every scenario as Markdown."""
         cells = self._cells(write_with_interval)
         overview = markdown_table(["config", *self._headings], [[label, *row] for label, row in cells.items()])
-        each = "\n".join(comparison.markdown() for comparison in self.scenarios.values())
-        return f"**{self.title}**\n\n{overview}\n\n{each}"
+        tables = "\n".join(comparison.markdown() for comparison in self.scenarios.values())
+        ranks = ""
+        if (found := self.ranks) is not None:
+            rows = [[label, f"{its:.1f}"] for label, its in found.mean.items()]
+            ranks = f"**{found.title}**\n\n{markdown_table(['config', 'mean rank'], rows)}\n\n{found.note}\n\n"
+        printed = "".join(f"{each.markdown()}\n\n" for each in self._beside_printed)
+        return f"**{self.title}**\n\n{overview}\n\n{ranks}{printed}{tables}"
 
     def csv(self) -> str:
         """Return one CSV table whose first column is the scenario; see :meth:`Comparison.csv` for the others."""
@@ -117,13 +139,59 @@ class SuiteComparison(ComparisonFiles):
         return csv_table([{"scenario": name, **row} for name, rows in tables.items() for row in rows])
 
     def json(self) -> str:
-        """Return the comparisons as JSON, by scenario; see :meth:`Comparison.json`."""
+        """Return the comparisons as JSON, by scenario, mean ranks, and printed figures; see :meth:`Comparison.json`."""
         scenarios = {name: json.loads(comparison.json()) for name, comparison in self.scenarios.items()}
-        return json.dumps({"scenarios": scenarios}, indent=2) + "\n"
+        ranks = {} if self.ranks is None else {"ranks": asdict(self.ranks)}
+        printed = [each for source in self._beside_printed for each in source.as_dicts()]
+        return (
+            json.dumps({"scenarios": scenarios, **ranks, **({"printed": printed} if printed else {})}, indent=2) + "\n"
+        )
 
     def figure(self) -> Figure:
         """Draw a panel for each scenario; see `suite_figure`."""
         return suite_figure({name: (self._score_of[name], each.rows) for name, each in self.scenarios.items()})
+
+    def figures(self) -> dict[str, Figure]:
+        """Draw the panels, and the diagram of mean ranks as ``ranks``, if there are any."""
+        ranks = {} if self.ranks is None else {"ranks": rank_figure(self.ranks)}
+        return {**super().figures(), **ranks}
+
+    @cached_property
+    def ranks(self) -> Ranks | None:
+        """Mean ranks of all configurations that need not know the truth; None if too few have run in too few scenarios.
+
+        A rank is of one seed of one scenario, by the metric that the overview shows.
+        """
+        scores: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
+        for name, comparison in self.scenarios.items():
+            score = self._score_of[name]
+            for label, runs in comparison.runs.items():
+                for summary in (run.summary for run in runs):
+                    if summary["algorithm"] != ORACLE and score.is_of(summary) and isfinite(score.mean(summary)):
+                        scores[name, summary["seed"]][label] = score.sign * score.mean(summary)
+        return ranks_of(scores)
+
+    @cached_property
+    def _beside_printed(self) -> list[BesidePrinted]:
+        """What is printed, and ours, by where it stands."""
+        means: dict[str, dict[str, float]] = defaultdict(dict)
+        for name, comparison in self.scenarios.items():
+            score = self._score_of[name]
+            for row in comparison.rows:
+                if (estimate := row.scores[score.name]) is not None:
+                    means[row.label][name] = estimate.mean * (100 if score.share else 1)
+        sources = dict.fromkeys(each.source for each in self.printed)
+        return [BesidePrinted([p for p in self.printed if p.source == source], means) for source in sources]
+
+    def _rank_table(self, ranks: Ranks) -> Group:
+        """Return mean ranks for the terminal; what is said of them is wider than the table."""
+        table = new_table("")
+        table.title = None
+        table.add_column("config", no_wrap=True)
+        table.add_column("mean rank", justify="right")
+        for label, its in ranks.mean.items():
+            table.add_row(escape(label), f"{its:.1f}")
+        return Group(Text(ranks.title, style="bold"), table, ranks.note)
 
     @cached_property
     def _score_of(self) -> dict[str, Score]:

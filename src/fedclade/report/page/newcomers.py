@@ -74,7 +74,7 @@ def _picture(rows: Sequence[Row], score: Score) -> Picture:
         )
         for column, entry in zip(score_columns(score.name), legend, strict=True)
     ]
-    names = {at: row["name"] for at, row in enumerate(rows, 1)} if len(rows) <= NAMED else None
+    names = {float(at): row["name"] for at, row in enumerate(rows, 1)} if len(rows) <= NAMED else None
     x_axis = Axis("newcomers", "whole", range=(0, len(rows) + 1), grid=False, ticks=names)
     return Picture("Newcomers", [Panel(dots, score.axis("test"))], x_axis, 340, legend)
 
