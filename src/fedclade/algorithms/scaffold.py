@@ -9,7 +9,8 @@ Where paper and others leave a choice, this file makes it:
   where local training counts epochs. c and all c_i begin with zeros, and so does c_i of a client that joins later.
 - A client sends Δy_i alone: c_i⁺ − c_i = −c − Δy_i/(K η_l), and the server knows K from the client's |D_i|. So traffic
   is twice that of FedAvg down, and the same up. Where the server lets a client weigh less, or shortens its update, c
-  still moves by the whole of it, as c_i has. Where updates are coded or private, c is not quite the mean of the c_i.
+  still moves by the whole of it, as c_i has: one that lies moves c by its share of what ``largest_norm`` lets through.
+  Where updates are coded or private, c is not quite the mean of the c_i.
 - Who joins has c_i = 0, so c shrinks to the mean over more clients. Where a client leaves, or an update gets lost,
   whose client has moved c_i, or data changes its size, c stays beside the mean of the c_i for good: the model then
   settles beside the optimum.

@@ -142,10 +142,9 @@ class SuiteComparison(ComparisonFiles):
         """Return the comparisons as JSON, by scenario, mean ranks, and printed figures; see :meth:`Comparison.json`."""
         scenarios = {name: json.loads(comparison.json()) for name, comparison in self.scenarios.items()}
         ranks = {} if self.ranks is None else {"ranks": asdict(self.ranks)}
-        printed = [each for source in self._beside_printed for each in source.as_dicts()]
-        return (
-            json.dumps({"scenarios": scenarios, **ranks, **({"printed": printed} if printed else {})}, indent=2) + "\n"
-        )
+        groups = [each for source in self._beside_printed for each in source.as_dicts()]
+        printed = {"printed": groups} if groups else {}
+        return json.dumps({"scenarios": scenarios, **ranks, **printed}, indent=2) + "\n"
 
     def figure(self) -> Figure:
         """Draw a panel for each scenario; see `suite_figure`."""
