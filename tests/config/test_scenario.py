@@ -139,6 +139,7 @@ def test_printed_figures_are_of_groups_of_the_cells_and_of_the_file_as_it_stands
     [
         ('source = "A paper"', "", "source of [printed] should say where the figures stand, got ''"),
         ('["rounds"]', '["round"]', "means_over of [printed] should be a list of keys of [cells], got 'round'"),
+        ('["rounds"]', "[[1]]", "means_over of [printed] should be a list of keys of [cells], got [1]"),
         ('["rounds"]', '"rounds"', "means_over of [printed] should be a list of keys of [cells], got 'rounds'"),
         ("4 = {", "5 = {", "unknown group of [printed]: '5'"),
         ("{ fedavg =", "{ fedagv =", "unknown algorithm of [printed.4]: 'fedagv'; did you mean 'fedavg'?"),

@@ -138,9 +138,9 @@ def _printed(
     source, over = table.get("source", ""), table.get("means_over", [])
     if not isinstance(source, str) or not source:
         raise ConfigError(f"{path}: source of [printed] should say where the figures stand, got {shown(source)}")
-    if not isinstance(over, list) or (strange := [key for key in over if key not in cells]):
-        wrong = shown(over) if not isinstance(over, list) else shown(strange[0])
-        raise ConfigError(f"{path}: means_over of [printed] should be a list of keys of [cells], got {wrong}")
+    wrong = [key for key in over if key not in [*cells]] if isinstance(over, list) else [over]
+    if wrong:
+        raise ConfigError(f"{path}: means_over of [printed] should be a list of keys of [cells], got {shown(wrong[0])}")
     groups: dict[str, list[str]] = {}
     for values in itertools.product(*cells.values()):
         group = " ".join(str(value) for key, value in zip(cells, values, strict=True) if key not in over)
