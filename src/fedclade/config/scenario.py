@@ -100,7 +100,7 @@ def read_scenarios(path: Path, overrides: Sequence[str] = (), scale: str | None 
     as_it_stands = scale is None and not overrides
     printed = _printed(path, _table(raw, "printed", path), cells, algorithms) if as_it_stands else {}
     for values in itertools.product(*cells.values()):
-        name, of_cell = " ".join([path.stem, *map(str, values)]), copy.deepcopy(shared)
+        name, of_cell = _name(path, values), copy.deepcopy(shared)
         apply_overrides(of_cell, [as_override(key, value) for key, value in zip(cells, values, strict=True)])
         found.append(Scenario(name, _configs(path, of_cell, algorithms), seeds, printed.get(name)))
     return found
@@ -129,6 +129,11 @@ def _configs(path: Path, shared: Mapping[str, Any], algorithms: Mapping[str, Any
     return configs
 
 
+def _name(path: Path, values: Sequence[Any]) -> str:
+    """Return what the scenario of a cell is called."""
+    return " ".join([path.stem, *map(str, values)])
+
+
 def _printed(
     path: Path, table: Mapping[str, Any], cells: Mapping[str, Sequence[Any]], algorithms: Mapping[str, Any]
 ) -> dict[str, Printed]:
@@ -144,7 +149,7 @@ def _printed(
     groups: dict[str, list[str]] = {}
     for values in itertools.product(*cells.values()):
         group = " ".join(str(value) for key, value in zip(cells, values, strict=True) if key not in over)
-        groups.setdefault(group, []).append(" ".join([path.stem, *map(str, values)]))
+        groups.setdefault(group, []).append(_name(path, values))
     found: dict[str, Printed] = {}
     for group in (key for key in table if key not in ("source", "means_over")):
         if group not in groups:

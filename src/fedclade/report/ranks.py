@@ -11,9 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from rich.console import Group
+from rich.markup import escape
+from rich.text import Text
 
 from fedclade.report import style
+from fedclade.report.comparison_files import markdown_table
 from fedclade.report.formats import NONE, count
+from fedclade.report.terminal import new_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,6 +76,24 @@ class Ranks:
             f"1 is the best. Friedman's p = {p_value}; ranks that differ by less than {self.critical:.2f} are not told "
             "apart (Nemenyi, 5 %)."
         )
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """Each method with its mean rank."""
+        return [[method, f"{mean:.1f}"] for method, mean in self.mean.items()]
+
+    def table(self) -> Group:
+        """Return them for the terminal; what is said of them is wider than the table."""
+        table = new_table("")
+        table.add_column("config", no_wrap=True)
+        table.add_column("mean rank", justify="right")
+        for method, mean in self.rows:
+            table.add_row(escape(method), mean)
+        return Group(Text(self.title, style="bold"), table, self.note)
+
+    def markdown(self) -> str:
+        """Return them as Markdown, with a title and a note."""
+        return f"**{self.title}**\n\n{markdown_table(['config', 'mean rank'], self.rows)}\n\n{self.note}"
 
 
 def ranks_of(scores: Mapping[tuple[str, int], Mapping[str, float]]) -> Ranks | None:

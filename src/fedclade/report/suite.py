@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
 from fedclade.config import Printed
 from fedclade.core import ConfigError, import_extra
@@ -67,7 +66,7 @@ class SuiteComparison(ComparisonFiles):
 
         See :meth:`Comparison.table`.
         """
-        last: list[RenderableType] = [] if self.ranks is None else [self._rank_table(self.ranks)]
+        last: list[RenderableType] = [] if self.ranks is None else [self.ranks.table()]
         last += [each.table() for each in self._beside_printed]
         return Group(*(each.table(width) for each in self.scenarios.values()), *self.overview(width), *last)
 
@@ -126,10 +125,7 @@ class SuiteComparison(ComparisonFiles):
         cells = self._cells(write_with_interval)
         overview = markdown_table(["config", *self._headings], [[label, *row] for label, row in cells.items()])
         tables = "\n".join(comparison.markdown() for comparison in self.scenarios.values())
-        ranks = ""
-        if (found := self.ranks) is not None:
-            rows = [[label, f"{its:.1f}"] for label, its in found.mean.items()]
-            ranks = f"**{found.title}**\n\n{markdown_table(['config', 'mean rank'], rows)}\n\n{found.note}\n\n"
+        ranks = "" if self.ranks is None else f"{self.ranks.markdown()}\n\n"
         printed = "".join(f"{each.markdown()}\n\n" for each in self._beside_printed)
         return f"**{self.title}**\n\n{overview}\n\n{ranks}{printed}{tables}"
 
@@ -181,16 +177,6 @@ class SuiteComparison(ComparisonFiles):
                     means[row.label][name] = estimate.mean * (100 if score.share else 1)
         sources = dict.fromkeys(each.source for each in self.printed)
         return [BesidePrinted([p for p in self.printed if p.source == source], means) for source in sources]
-
-    def _rank_table(self, ranks: Ranks) -> Group:
-        """Return mean ranks for the terminal; what is said of them is wider than the table."""
-        table = new_table("")
-        table.title = None
-        table.add_column("config", no_wrap=True)
-        table.add_column("mean rank", justify="right")
-        for label, its in ranks.mean.items():
-            table.add_row(escape(label), f"{its:.1f}")
-        return Group(Text(ranks.title, style="bold"), table, ranks.note)
 
     @cached_property
     def _score_of(self) -> dict[str, Score]:

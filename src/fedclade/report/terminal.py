@@ -39,4 +39,4 @@ def new_table(title: str, **changes: Any) -> Table:
     """Return an empty table with the look that all share, and no more lines than it needs."""
     look: dict[str, Any] = {"box": box.SIMPLE_HEAD, "header_style": "bold cyan", "pad_edge": False}
     look |= {"title_justify": "left", "caption_justify": "left", **changes}
-    return Table(title=Text(title, style="bold"), **look)
+    return Table(title=Text(title, style="bold") if title else None, **look)
