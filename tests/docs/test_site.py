@@ -1,4 +1,4 @@
-"""The docs site: a page for whatever has to have one, brief pages, and nothing loaded from elsewhere."""
+"""The docs site: a page for whatever has to have one, and nothing loaded from elsewhere."""
 
 from __future__ import annotations
 
@@ -17,11 +17,6 @@ from fedclade.config import check_config
 from tests.docs.blocks import ROOT, text_of
 
 DOCS = ROOT / "docs"
-LONGEST = 24_000
-"""Words of all pages together, without figures in tables, but for those of methods, of which there may be ever more."""
-
-LONGEST_METHOD = 250
-"""Words of a method's page, its pseudo-code among them."""
 
 
 def test_every_algorithm_has_a_page_with_pseudo_code_and_a_config_that_holds():
@@ -41,19 +36,6 @@ def test_every_room_that_users_import_has_a_page_of_reference():
     rooms = {path.parent.name for path in (ROOT / "src" / "fedclade").glob("*/__init__.py")} - {"cli", "papers"}
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert set(re.findall(r"- fedclade\.([a-z]+): reference/", nav)) == rooms
-
-
-def words_in(page: str) -> int:
-    """Return how many words a page has; in tables those with a letter."""
-    lines = page.splitlines()
-    return sum(not line.startswith("|") or any(map(str.isalpha, word)) for line in lines for word in line.split())
-
-
-def test_pages_are_brief():
-    words = {str(path.relative_to(DOCS)): words_in(path.read_text(encoding="utf-8")) for path in DOCS.rglob("*.md")}
-    methods = {page: words.pop(page) for page in [*words] if page.startswith("methods/")}
-    assert sum(words.values()) <= LONGEST, sorted(words.items(), key=lambda each: -each[1])[:8]
-    assert not {page: count for page, count in methods.items() if count > LONGEST_METHOD}
 
 
 class Loaded(HTMLParser):
