@@ -23,13 +23,12 @@ from fedclade import (
     ReplicatedCFL,
     Run,
     RunSettings,
-    UpdateError,
     assign,
     simulate,
 )
 from fedclade.channel.faults import Faults
 from fedclade.channel.ledger import Budget, Ledger, epsilon_of
-from fedclade.channel.middleware import Channel
+from fedclade.channel.middleware import Channel, Middleware
 from fedclade.channel.privacy import DifferentialPrivacy, Privatizing, booked, keyed_noise, system_noise
 from fedclade.core.errors import PrivacyError
 from fedclade.core.queries import Round
@@ -44,6 +43,13 @@ N, S = 6, 400
 def scripted(magnitude: float = 1.0) -> ScriptedClients:
     deltas = magnitude * torch.randn(N, S, generator=torch.Generator().manual_seed(0))
     return ScriptedClients(dict(enumerate(deltas.tolist())))
+
+
+class Crash(Middleware):
+    """Training that runs out of memory."""
+
+    def updates(self, query, ask):
+        raise MemoryError
 
 
 def asked(clients, what="train", ids=range(N), this_round=ROUND):
@@ -97,9 +103,28 @@ def test_noise_is_that_of_the_numbers_given_times_multiplier_and_clip_norm():
     assert PRIVACY.released(torch.tensor([0.0, 0.5, 1.0]), normal).tolist() == [1.0, -1.5, 1.0]
 
 
-def test_what_is_not_finite_cannot_be_released():
-    with pytest.raises(UpdateError, match="an update of norm nan cannot be clipped"):
-        PRIVACY.released(torch.tensor([1.0, math.nan]), torch.zeros(2))
+@pytest.mark.parametrize("entry", [math.nan, math.inf, -math.inf])
+def test_an_update_that_is_not_finite_is_released_as_noise_alone(entry):
+    """A refusal would reveal that training diverged on this client's data."""
+    normal = torch.tensor([1.0, -2.0], dtype=torch.float64)
+    sent = PRIVACY.released(torch.tensor([1.0, entry]), normal)
+    assert torch.equal(sent, PRIVACY.released(torch.zeros(2), normal))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_longest_updates_are_clipped_as_all_others_are(dtype):
+    largest = torch.finfo(dtype).max
+    sent = PRIVACY.released(torch.tensor([largest, -largest, 0.0], dtype=dtype), torch.zeros(3))
+    assert float(sent.double().norm()) == pytest.approx(PRIVACY.clip_norm, rel=1e-6)
+    assert sent[0] == -sent[1]
+
+
+def test_a_client_that_fails_in_training_has_spent_as_much_as_one_that_replies(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.json")
+    client = Channel(scripted(), Crash(), booked(PRIVACY, ledger, "run"))
+    with pytest.raises(MemoryError):
+        asked(client, ids=[4])
+    assert [entry.releases for entry in ledger.entries()] == [1]
 
 
 @pytest.mark.parametrize("noise", [keyed_noise({0: 5}), system_noise])

@@ -386,13 +386,13 @@ def test_beyond_its_budget_it_sends_nothing(tmp_path: Path):
     privacy = DifferentialPrivacy(clip_norm=0.01, noise_multiplier=4.0)
     budget = Budget(epsilon=1.2 * privacy.epsilon(1), delta=privacy.delta)
     ask(handler_of(privacy=privacy, budget=budget, folder=tmp_path))
-    with pytest.raises(PrivacyError, match=r"with this update the client would have spent ε = .* more than its budget"):
+    with pytest.raises(PrivacyError, match="the privacy budget of this client allows no further update"):
         ask(handler_of(privacy=privacy, budget=budget, folder=tmp_path))
 
 
 def test_a_damaged_ledger_keeps_everything_back(tmp_path: Path):
     (tmp_path / "privacy.json").write_text("{")
-    with pytest.raises(PrivacyError, match=r"the privacy ledger .*privacy.json is damaged"):
+    with pytest.raises(PrivacyError, match="the privacy budget of this client allows no further update"):
         ask(handler_of(privacy=CLIPPED, budget=UNBOUNDED, folder=tmp_path))
 
 

@@ -104,10 +104,14 @@ class Ledger:
     take place, and never misses one. One process at a time may write it. A file that is not there is a client that has
     released nothing: nobody can tell it from one that was deleted, so keep it where identity and keys are kept.
     Beyond the budget nothing is released.
+
+    ``steps`` is the file of the client's earlier DP-SGD steps, if it may have taken some: these bound what is learned
+    of one example, and not of all its data together, so with a single one of them the client-level ε is infinite.
     """
 
     path: Path
     budget: Budget | None = None
+    steps: Path | None = None
 
     def entries(self) -> tuple[Entry, ...]:
         """Read what has been booked; raises a PrivacyError if the file is damaged."""
@@ -115,7 +119,7 @@ class Ledger:
 
     def spent(self, delta: float) -> float:
         """Return the ε, at a δ, of all releases so far; raises as :func:`epsilon_of` and :meth:`entries`."""
-        return epsilon_of(self.counted(), delta)
+        return self._epsilon(self.entries(), delta)
 
     def counted(self) -> Counter[float]:
         """Return how many releases there were with each noise multiplier; raises as :meth:`entries`."""
@@ -135,8 +139,13 @@ class Ledger:
             entries = {(e.run, e.round, e.noise_multiplier): e for e in self.entries()}
             key = run, number, noise_multiplier
             entries[key] = Entry(*key, releases=entries[key].releases + 1 if key in entries else 1)
-            check_budget(self.budget, lambda delta: epsilon_of(_counted(entries.values()), delta))
+            check_budget(self.budget, lambda delta: self._epsilon(entries.values(), delta))
             write_entries(self.path, entries.values(), level="client", towards="everybody")
+
+    def _epsilon(self, entries: Iterable[Entry], delta: float) -> float:
+        if self.steps is not None and read_entries(self.steps, dict):
+            return math.inf
+        return epsilon_of(_counted(entries), delta)
 
 
 def read_entries(path: Path, kind: type[E]) -> tuple[E, ...]:

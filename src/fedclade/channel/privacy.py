@@ -24,13 +24,13 @@ from torch import Tensor
 
 from fedclade.channel.ledger import LEVELS, Ledger, epsilon_of
 from fedclade.channel.withholding import Withholding
-from fedclade.core import Ask, Round, UpdateError, UpdateQuery, Updates, checked, require, rng
+from fedclade.core import Ask, Round, UpdateQuery, Updates, checked, require, rng
 
 Noise = Callable[[int, int, Round, str], Tensor]
 """Gives so many standard normal numbers, float64, to a client for what it sends (``updates`` or ``gradients``)."""
 
 Book = Callable[[int, Round], None]
-"""Called before an update of a client leaves; what it raises keeps the update back."""
+"""Called before a client trains; what it raises keeps the client from training."""
 
 
 @checked()
@@ -90,13 +90,17 @@ class DifferentialPrivacy:
     def released(self, update: Tensor, normal: Tensor) -> Tensor:
         """Return what leaves the client of an update ``[S]``, given as many standard normal numbers, float64.
 
-        An update that is not finite has no norm to clip, and raises an UpdateError.
+        An update that is not finite counts as zeros: to refuse it would reveal that training diverged on this data.
         """
         exact = update.double()
+        if not bool(torch.isfinite(exact).all()):
+            exact.zero_()
         norm = float(torch.linalg.vector_norm(exact))
-        if not math.isfinite(norm):
-            raise UpdateError(f"an update of norm {norm} cannot be clipped; if training diverged, lower local.lr")
-        exact *= self.clip_norm / max(norm, self.clip_norm)
+        if math.isinf(norm):  # the square of an entry beyond 1e154 overflows float64: divide by the largest first
+            exact /= exact.abs().max()
+            exact *= self.clip_norm / float(torch.linalg.vector_norm(exact))
+        else:
+            exact *= self.clip_norm / max(norm, self.clip_norm)
         return exact.add_(normal.to(exact), alpha=self.noise_multiplier * self.clip_norm).to(update.dtype)
 
     def epsilon(self, releases: int) -> float:
@@ -116,6 +120,9 @@ class Privatizing(Withholding):
 
     Their training losses are NaN: withheld. What they keep (no updates travel) stays as it is. Noise is
     that of :func:`keyed_noise` in a simulation, and of :func:`system_noise` on a real client.
+
+    An update is booked before its client trains. So a client whose training fails, or whose process is stopped
+    meanwhile, has spent as much as one that replies, and failures cannot be used to query it for free.
     """
 
     privacy: DifferentialPrivacy
@@ -124,14 +131,17 @@ class Privatizing(Withholding):
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return updates, clipped and with noise."""
-        updates, this_round = ask(query), query.round
+        this_round = query.round
         if query.kind == "train" and not this_round.sends_updates:
+            updates = ask(query)
             return replace(updates, losses=torch.full_like(updates.losses, math.nan))
+        if self.book is not None:
+            for client in query.ids:
+                self.book(client, this_round)
+        updates = ask(query)
         what = "updates" if query.kind == "train" else "gradients"
         sent = torch.empty_like(updates.required_deltas)
         for row, client, update in zip(sent, updates.ids, updates.required_deltas, strict=True):
-            if self.book is not None:
-                self.book(client, this_round)
             row.copy_(self.privacy.released(update, self.noise(len(update), client, this_round, what)))
         sizes = [int(size) for size in updates.sizes.tolist()]
         unknown = torch.zeros_like(updates.losses)

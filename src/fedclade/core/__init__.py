@@ -121,7 +121,17 @@ from fedclade.core.shift_query import ShiftQuery
 from fedclade.core.statistics import Statistics, bounded
 from fedclade.core.tables import flat
 from fedclade.core.tree import Group, ParameterTree
-from fedclade.core.updates import DROPPED_OUT, KEEPS_NONE, LARGEST_NORM, NOT_ASKED, TOO_LATE, Sums, Updates, row_norms
+from fedclade.core.updates import (
+    DROPPED_OUT,
+    KEEPS_NONE,
+    LARGEST_NORM,
+    NOT_ASKED,
+    TOO_LATE,
+    Sums,
+    Updates,
+    make_usable,
+    row_norms,
+)
 
 __all__ = [
     "BESIDE",
@@ -253,6 +263,7 @@ __all__ = [
     "loaded",
     "local_rule",
     "make_folder",
+    "make_usable",
     "matching",
     "mean",
     "mean_of_all",

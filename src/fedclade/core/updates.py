@@ -286,6 +286,23 @@ def _what_is_wrong(delta: Tensor, norm: float, loss: float) -> str:
     return f"loss {loss}" if norm <= LARGEST_NORM else f"norm {norm:.3g}, more than {LARGEST_NORM:.3g}"
 
 
+def make_usable(deltas: Tensor, losses: Tensor) -> None:
+    """Change updates ``[n, S]`` and losses ``[n]`` in place so that :meth:`Updates.received` leaves none out.
+
+    An update with an entry that is not finite becomes zeros, one that is too long is scaled down, and every loss
+    becomes 0. This is for clients with differential privacy: clipping and noise come afterwards, so any change of the
+    update is allowed here, while a reply that is missing would reveal something about the data without any noise.
+    """
+    is_finite = torch.isfinite(deltas).all(dim=1)
+    deltas[~is_finite] = 0
+    norms = row_norms(deltas)
+    longest = LARGEST_NORM / 2  # well below the limit, so that rounding cannot exceed it
+    scale = (longest / norms.clamp(min=longest)).to(deltas)
+    is_too_long = (norms > longest).to(deltas.device)
+    deltas[is_too_long] *= scale[is_too_long, None]
+    losses.zero_()
+
+
 def row_norms(rows: Tensor, from_: Tensor | None = None) -> Tensor:
     """Return the norm of each row of ``[n, m]``, float64 ``[n]``, or its distance from a point ``[m]``."""
     at_once = max(1, CONVERTED_AT_A_TIME // max(1, rows.shape[1]))

@@ -52,7 +52,8 @@ def privatizing_of(
             f"this client may spend ε = {budget.epsilon:g} of level {budget.level!r}, and the run's privacy.level is "
             f"{level!r}; to take part, set level={level!r} in its node config"
         )
-    whole = Ledger(folder / "privacy.json", budget)
+    of_releases, of_steps = folder / "privacy.json", folder / "example-privacy.json"
     if isinstance(privacy, ExamplePrivacy):
-        return booked_steps(privacy, StepLedger(folder / "example-privacy.json", budget, whole), "network", sizes)
-    return booked(privacy, whole, "network")
+        ledger = StepLedger(of_steps, budget, beside=Ledger(of_releases))
+        return booked_steps(privacy, ledger, "network", sizes)
+    return booked(privacy, Ledger(of_releases, budget, of_steps), "network")

@@ -14,12 +14,13 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedclade.channel import Adversary, Budget, Mechanism
-from fedclade.core import ConfigError, DataError, FedcladeError, checked
+from fedclade.core import ConfigError, DataError, FedcladeError, ModelError, checked
 from fedclade.data import Federation
 from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.keys import key_of, read_keys
 from fedclade.flower.lying_handler import LyingHandler
 from fedclade.flower.policy import Policy
+from fedclade.flower.private_replies import FAILED
 from fedclade.flower.secret import read_secret
 from fedclade.flower.signing import signed, unsigned
 from fedclade.flower.wire import Content, refusal
@@ -116,12 +117,17 @@ def client_app(
             parts=Parts(freeze=freeze, personal=personal, adapter=adapter),
             seed=seed,
             **node_settings(context),
-        )
+        ),
+        private=budget is not None,
     )
 
 
-def app_for(make: Callable[[Context], ClientHandler]) -> ClientApp:
-    """Return a ClientApp around a function that makes a client of a context; the latest clients are kept ready."""
+def app_for(make: Callable[[Context], ClientHandler], private: bool = False) -> ClientApp:
+    """Return a ClientApp around a function that makes a client of a context; the latest clients are kept ready.
+
+    The client of a node with ``epsilon`` in its config, or any client if ``private``, has differential privacy: why its
+    data or its model cannot be used goes to its own log only.
+    """
     ready: OrderedDict[object, ClientHandler] = OrderedDict()
 
     def handler(context: Context) -> ClientHandler:
@@ -137,9 +143,16 @@ def app_for(make: Callable[[Context], ClientHandler]) -> ClientApp:
         try:
             client, key = handler(context), key_of(context)
             content = signed(client.answer(Content.of(message.content), context.state, key), message, key)
-        except (FedcladeError, OSError) as error:  # such as data that is not there, a full disk, or its policy
+        except (FedcladeError, OSError) as error:  # such as missing data, a full disk, or the client's policy
             _log.warning("refused %s: %s", message.metadata.message_type, error)
-            content = unsigned(refusal(str(error)), message)
+            reason = str(error)
+            has_budget = private or "epsilon" in context.node_config
+            if has_budget and isinstance(error, DataError | ModelError | OSError):  # the text may quote the data
+                reason = FAILED
+            content = unsigned(refusal(reason), message)
+        except Exception:  # Flower would send its type and text to the server, which may contain data
+            _log.exception("an error that fedclade did not expect")
+            content = unsigned(refusal(FAILED), message)
         return Message(content, reply_to=message)
 
     app = ClientApp()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,14 +15,16 @@ from torch import Tensor, nn
 from fedclade.channel import (
     Budget,
     Channel,
+    DifferentialPrivacy,
     ExamplePrivacy,
     Mechanism,
+    Middleware,
     Permutation,
     Sketch,
     check_encoding,
     client_side,
 )
-from fedclade.core import OWN, DataError, EvaluationQuery, Split, UpdateError, Updates, importing_only
+from fedclade.core import OWN, DataError, EvaluationQuery, FedcladeError, Split, UpdateError, Updates, importing_only
 from fedclade.data import Federation
 from fedclade.flower import descriptors, wire
 from fedclade.flower.asked import maker_of, read_sketch
@@ -30,6 +33,7 @@ from fedclade.flower.keys import Key
 from fedclade.flower.models_sent import models_of_mixture, read_mixture
 from fedclade.flower.node_store import NodeStore, uses_kept
 from fedclade.flower.policy import Policy
+from fedclade.flower.private_replies import ErrorShield, without_details
 from fedclade.flower.residuals import Residuals
 from fedclade.flower.secret import secret_digest, secret_model, seed_of
 from fedclade.flower.secure.member import Member, joined, training_of
@@ -44,6 +48,8 @@ from fedclade.models import Parts
 from fedclade.runs import Maker
 from fedclade.tasks import FittedTask, Task
 from fedclade.training import PrivateSteps, SimulatedClients
+
+_log = logging.getLogger(__name__)
 
 
 class ClientHandler:
@@ -91,24 +97,49 @@ class ClientHandler:
         def workers(federation: Federation, task: FittedTask) -> SimulatedClients:
             private = PrivateSteps.of(privacy, secret=True) if isinstance(privacy, ExamplePrivacy) else None
             held = self._held(federation)
-            return SimulatedClients(held, module, device, engine, task=task, personal=personal, private=private)
+            return SimulatedClients(
+                held,
+                module,
+                device,
+                engine,
+                task=task,
+                personal=personal,
+                private=private,
+                always_replies=privacy is not None,
+            )
 
         self._trainer = Trainer(federation, task or Task(), workers)
         self._layout, self._permutation = self._trainer.workers.layout, None
         if secret is not None:
             self._permutation = Permutation(seed_of(secret), self._layout.size, self._layout.n_parameters)
         private = privatizing_of(privacy, budget, folder, {self._data.id: len(self._data.train)})
+        self._is_private = private is not None
+        self._shields: list[Middleware] = []
+        if isinstance(privacy, DifferentialPrivacy):
+            self._shields.append(ErrorShield(self._layout, len(self._data.train), self._data.key))
         self._client_side = partial(client_side, private, self._permutation)
-        self._residuals, self._exact = (Residuals(folder, each, self._layout) for each in (encoding, "float32"))
+        mechanism = "" if privacy is None else str(privacy)
+        self._residuals = Residuals(folder, encoding, self._layout, mechanism)
+        self._exact = Residuals(folder, "float32", self._layout, mechanism)
         self._sums = self._clients().ask(self._trainer.needs) if self._trainer.needs_all else None
         self._kept = NodeStore(folder)
 
     def answer(self, content: Content, state: RecordDict | None = None, key: Key | None = None) -> RecordDict:
-        """Return the answer to a query, which is counted before it leaves.
+        """Return the reply to a query, which counts in the client's policy as soon as the query is accepted.
 
-        ``state`` is what Flower keeps of this client between two messages, and ``key`` its own, by which other clients
-        know it. A FedcladeError says why there is no answer, such as what the client's policy forbids.
+        ``state`` is what Flower stores of this client between two messages, and ``key`` its own, by which other clients
+        know it. A FedcladeError reports why there is no reply, such as what the client's policy forbids; of a private
+        client it has no details, which are logged.
         """
+        if not self._is_private:
+            return self._answer(content, state, key)
+        try:
+            return self._answer(content, state, key)
+        except Exception as error:
+            _log.warning("a query was refused: %s", error, exc_info=not isinstance(error, FedcladeError))
+            raise without_details(error) from None
+
+    def _answer(self, content: Content, state: RecordDict | None, key: Key | None) -> RecordDict:
         member, whole = self._member, content
         answers: Mapping[str, Callable[[Content], RecordDict]] = {
             "hello": self._register,
@@ -139,16 +170,16 @@ class ClientHandler:
             self._policy.check_masked(kind)
         if self._trainer.needs_all and kind in ("train", "gradients", "evaluate", "subspaces", "descriptors"):
             self._trainer.take(content.values)
+        # Count the query before anything is computed: one that fails half-way must not be free.
         cost = cost_of(kind, content)
-        self._check_usage(self._usage_log.usage(state) + cost)
+        if cost != Usage():
+            self._usage_log.book(cost, self._check_usage, state)
         if keeps := uses_kept(kind, content, bool(self._layout.personal)):
             self._kept.open(self._trainer.workers.store, content.get("run", str), state)
         with importing_only(self._imports):  # a server's message names nothing else that is imported here
             answer = answered(content)
         if keeps and kind in ("train", "shifts"):
             self._kept.close(state)
-        if cost != Usage():
-            self._usage_log.book(cost, self._check_usage, state)
         return answer
 
     def _check_usage(self, usage: Usage) -> None:
@@ -279,7 +310,7 @@ class ClientHandler:
         return wire.record({}, {"descriptor": wire.raw_vector(self._clients().ask(query).flatten())})
 
     def _clients(self, sketch: Sketch | None = None) -> Channel:
-        return Channel(self._trainer.workers, *self._client_side(sketch))
+        return Channel(self._trainer.workers, *self._shields, *self._client_side(sketch))
 
     def _models(self, content: Content, names: Sequence[str]) -> Tensor:
         size, dtype = self._layout.size, self._layout.dtype

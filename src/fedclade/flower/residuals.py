@@ -15,10 +15,13 @@ MOST_RESIDUALS = 16  # kinds of answers of which a client keeps what encoding lo
 
 
 class Residuals:
-    """Encodes a client's updates with what earlier ones of their kind lost; with a folder, that lasts."""
+    """Encodes a client's updates together with what the encoding lost of earlier ones; a folder makes that last.
 
-    def __init__(self, folder: Path | None, encoding: str, layout: Layout) -> None:
-        self._folder, self.encoding = folder, encoding
+    ``mechanism`` describes the differential privacy of the updates; it is empty for updates without noise.
+    """
+
+    def __init__(self, folder: Path | None, encoding: str, layout: Layout, mechanism: str = "") -> None:
+        self._folder, self.encoding, self._mechanism = folder, encoding, mechanism
         self._sizes = layout.size, layout.n_parameters
         self._kept: dict[str, ErrorFeedback] = {}
 
@@ -29,7 +32,10 @@ class Residuals:
         return wire.raw(data, self.encoding, len(update))
 
     def _with_feedback(self, update: Tensor, kind: str, sizes: tuple[int, int]) -> bytes:
-        name = wire.digest(kind.encode())  # the server chooses it, and it must not name a file
+        # A residual of updates without noise must never be added to a private update, whose noise it
+        # would bypass: each mechanism has residuals of its own. The server chooses ``kind``, and it
+        # must not name a file: hence the digest.
+        name = wire.digest(f"{self._mechanism} {kind}".encode() if self._mechanism else kind.encode())
         path = None if self._folder is None else self._folder / f"residual-{name}.safetensors"
         kept = self._kept if self._folder is None else list(self._folder.glob("residual-*.safetensors"))
         new = name not in self._kept if path is None else not path.exists()

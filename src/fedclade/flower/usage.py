@@ -36,8 +36,9 @@ class Usage:
 class UsageLog:
     """A client's usage: in a file in its folder, for its life, or else in memory, for that of its SuperNode.
 
-    An answer is counted before it leaves, so a crash may count one too many, and never misses one. ``state`` is what
-    Flower keeps of a client between two messages, where it has no folder.
+    A query is counted when it is accepted, before anything is computed for it. So a query that is
+    refused later, that fails, or that a crash ends counts as one that was answered. ``state`` is what
+    Flower stores of a client between two messages, where it has no folder.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -55,7 +56,7 @@ class UsageLog:
         return self._usage
 
     def book(self, cost: Usage, check: Callable[[Usage], object], state: RecordDict | None = None) -> None:
-        """Count an answer that is about to leave; if that fails, or ``check`` refuses the sum, it must not."""
+        """Count a query that was accepted; if that fails, or ``check`` refuses the sum, there must be no reply."""
         with nullcontext() if self._path is None else alone(self._path):  # another process may have answered meanwhile
             usage = self.usage(state) + cost
             check(usage)
@@ -74,7 +75,7 @@ def cost_of(kind: str, content: Content) -> Usage:
             "shares", bool
         ):  # its loss alone leaves, as of a model that is scored
             return Usage(evaluations=1)
-        replicates = content.get("replicates", int)
+        replicates = max(1, content.get("replicates", int))  # a query counts before it is checked
         models = max(1, models_of_mixture(content))  # an update of each leaves
         return Usage(releases=replicates * models, partings=int(replicates > 1))
     if kind == "evaluate":

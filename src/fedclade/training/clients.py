@@ -24,6 +24,7 @@ from fedclade.core import (
     UpdateQuery,
     Updates,
     Workers,
+    make_usable,
 )
 from fedclade.data import Federation, statistics
 from fedclade.tasks import FittedTask, Task
@@ -81,6 +82,10 @@ class SimulatedClients(Workers):
         :meth:`fedclade.core.Layout.of`. All start from the module's.
     private
         That all local training is DP-SGD, also of what clients keep: what they share later depends on that.
+    always_replies
+        Whether every client replies to every training query, with zeros in place of an update that is not finite, with
+        a shorter update in place of one that is too long, and without losses. Clients with differential privacy do:
+        whether a reply is missing, and why, would reveal something about the data without any noise.
 
     Raises
     ------
@@ -102,8 +107,9 @@ class SimulatedClients(Workers):
         task: FittedTask | None = None,
         personal: Sequence[str] = (),
         private: PrivateSteps | None = None,
+        always_replies: bool = False,
     ) -> None:
-        self._federation = federation
+        self._federation, self._always_replies = federation, always_replies
         self._device = torch.device(device)
         self._module = augmented(module.to(self._device), federation.augment)
         self.layout = Layout.of(module, personal)
@@ -267,9 +273,14 @@ class SimulatedClients(Workers):
             work = replace(self._workload(block, models, this_round), fixed=fixed).weighted(weights or {})
             if optimizer is None:  # what is trained for another purpose begins with a new one, and leaves nothing
                 moved, losses = engine.train(replace(work, spec=replace(work.spec, keep_state=False)), out)
+                if self._always_replies:
+                    make_usable(moved, losses)
             else:
                 work = self.store.with_states(work, this_round.number, optimizer)
                 moved, losses = engine.train(work, out)
+                if self._always_replies:
+                    make_usable(moved, losses)
+                    _make_states_finite(work)
                 self.store.keep_states(work, this_round.number, optimizer, moved, losses)
             if this_round.longest > 1 and self._private is None:  # private examples choose nothing
                 stretch(work, moved, this_round.longest, self._chunk)
@@ -303,6 +314,15 @@ class SimulatedClients(Workers):
         self, ids: Sequence[int], sizes: Indices, deltas: Tensor, losses: Tensor, this_round: Round, models: int = 1
     ) -> Updates:
         keys = self._federation.keys
+        if self._always_replies:
+            make_usable(deltas, losses)
         trained = [len(this_round.examples(int(n), keys[client])) for client, n in zip(ids, sizes, strict=True)]
         n_parameters = min(deltas.shape[1], models * self.layout.n_parameters)  # none of models that clients keep
         return Updates.received(ids, trained, deltas, n_parameters, losses, this_round.number)
+
+
+def _make_states_finite(work: Workload) -> None:
+    """Make what clients store of their training finite, so that whether it is stored does not depend on their data."""
+    for job in work.jobs:
+        state = work.states.get(job.client, {})
+        work.states[job.client] = {name: tensor.nan_to_num() for name, tensor in state.items()}

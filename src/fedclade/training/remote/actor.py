@@ -33,7 +33,7 @@ class Setup:
     federation
         All clients. Its pool lies once on each machine, where the object store does; one that is opened from files may
         pickle as their path.
-    module, task, personal, private
+    module, task, personal, private, always_replies
         See :class:`~fedclade.training.SimulatedClients`.
     middleware
         What replies pass before they are sent, from the clients' end on.
@@ -51,6 +51,7 @@ class Setup:
     meter: Meter = field(default_factory=Meter)
     memory: int | None = None
     private: PrivateSteps | None = None
+    always_replies: bool = False
 
 
 @dataclass(frozen=True)
@@ -167,6 +168,7 @@ class Shard:
             setup.task,
             setup.personal,
             setup.private,
+            setup.always_replies,
         )
 
 
