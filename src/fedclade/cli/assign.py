@@ -12,7 +12,7 @@ import typer
 from fedclade.cli import options
 from fedclade.cli.console import new_console, say
 from fedclade.config import Config, check_config, find_config, read_config, read_toml
-from fedclade.core import ConfigError, RunError
+from fedclade.core import ConfigError, RunError, UntrustedNameError, reading_folder
 from fedclade.data import Federation
 from fedclade.report import newcomer_table
 from fedclade.runs import Run, assign
@@ -46,6 +46,7 @@ def assign_newcomers(
         bool,
         typer.Option("--only-fitting", help="Give each the deepest model that fits it, not the leaf's it comes to."),
     ] = False,
+    trust: options.Trust = False,
 ) -> None:
     """Send newcomers down the tree of a finished run, and measure what the model that each gets is worth.
 
@@ -55,10 +56,13 @@ def assign_newcomers(
         raise RunError(f"--out should end in .csv or .json, got {out}")
     options.made_for(out)
     options.check_machine(device, memory)
-    console, run = new_console(), Run.load(folder)
-    own = _config_of(run, folder)
-    federation = _held_back(own, folder, data_dir) if config is None else _all_of(find_config(config), own, data_dir)
-    members = own.federation(data_dir) if without_labels or own.newcomers.without_labels else None
+    console, run = new_console(), Run.load(folder, trust=trust)
+    with reading_folder(trust=trust):
+        own = _config_of(run, folder)
+        needs_members = without_labels or own.newcomers.without_labels
+        members = own.federation(data_dir) if needs_members else None
+        held_back = _held_back(own, folder, data_dir) if config is None else None
+    federation = held_back or _all_of(find_config(config or ""), own, data_dir)
     how = partial(assign, device=device, engine=engine, memory=memory)
     found = how(run, federation, only_fitting=only_fitting, members=members)
     written = [found.save(path) for path in ([out] if out else [folder / f"newcomers{s}" for s in (".csv", ".json")])]
@@ -70,6 +74,8 @@ def _config_of(run: Run, folder: Path) -> Config:
     """Return the config of a run that was made from one."""
     try:
         return check_config(run.config)
+    except UntrustedNameError:
+        raise
     except ConfigError as error:
         raise RunError(
             f"{folder} was not made from a config, so its clients cannot be loaded again; in Python, give them to "

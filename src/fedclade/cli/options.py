@@ -67,6 +67,14 @@ Log = Annotated[
         help=f"Track every round: {', '.join(TRACKERS)}, or your own module:factory; may be repeated.",
     ),
 ]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        help="Import what the folder's config names by module:name, which runs that code; only for a folder whose "
+        "origin you trust.",
+    ),
+]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No progress bars; only the result, or where it is.")]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -13,10 +12,10 @@ from fedclade.cli import options
 from fedclade.cli.console import new_console, say
 from fedclade.cli.interrupt import interruptible
 from fedclade.config import Config, find_config, read_config
-from fedclade.core import ConfigError, RunError
+from fedclade.core import ConfigError, RunError, UntrustedNameError, has_imported_names, reading_folder
 from fedclade.report import RunProgress, add_figures, show_run
 from fedclade.report.page import PORT, Dashboard
-from fedclade.runs import CONFIG, Run, is_finished, is_unfinished, read_run_config
+from fedclade.runs import CONFIG, Callback, Run, is_finished, is_unfinished, read_run_config
 from fedclade.training import Actors
 
 
@@ -47,7 +46,8 @@ def run_config(
     target = options.target_folder(out, f"{path.stem}-seed{checked.top.seed}")
     options.check_machine(device, memory)
     on = options.actors_of(actors, actor_cores, ray_address)
-    _run_and_show(checked, target, path.stem, data_dir, device, on, memory, port if dashboard else None, log, quiet)
+    callbacks, of_dashboard = options.callbacks_of(log), port if dashboard else None
+    _run_and_show(checked, target, path.stem, data_dir, device, on, memory, of_dashboard, callbacks, quiet)
 
 
 def resume(
@@ -62,6 +62,7 @@ def resume(
     dashboard: options.Dashboard = False,
     port: options.Port = PORT,
     log: options.Log = None,
+    trust: options.Trust = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Continue a run from its newest checkpoint; it ends as if it had not been interrupted.
@@ -80,13 +81,18 @@ def resume(
             f"{folder} is the run of a network, which only its clients can continue: start its ServerApp again with "
             "the same run config, and it goes on after the last checkpoint"
         )
-    try:
-        config = read_config(folder / CONFIG, options.overrides(None, rounds=rounds))
-    except ConfigError as error:
-        raise ConfigError(f"{error}\na run begun by fedclade.simulate is continued by the same call") from error
-    options.check_machine(device, memory)
-    on = options.actors_of(actors, actor_cores, ray_address)
-    _run_and_show(config, folder, folder.name, data_dir, device, on, memory, port if dashboard else None, log, quiet)
+    callbacks = options.callbacks_of(log)  # the user names these, and not the folder
+    with reading_folder(trust=trust):
+        try:
+            config = read_config(folder / CONFIG, options.overrides(None, rounds=rounds))
+        except UntrustedNameError:
+            raise
+        except ConfigError as error:
+            raise ConfigError(f"{error}\na run begun by fedclade.simulate is continued by the same call") from error
+        options.check_machine(device, memory)
+        on = options.actors_of(actors, actor_cores, ray_address)
+        of_dashboard = port if dashboard else None
+        _run_and_show(config, folder, folder.name, data_dir, device, on, memory, of_dashboard, callbacks, quiet)
 
 
 def _run_and_show(
@@ -98,15 +104,18 @@ def _run_and_show(
     actors: Actors | None,
     memory: str | None,
     port: int | None,
-    log: Sequence[str] | None,
+    callbacks: list[Callback],
     quiet: bool,
 ) -> None:
     """Run a config in a folder, from where it stands, with a dashboard if it has a port; print what came out."""
 
     def then() -> str:
-        return f"continue with: fedclade resume {folder}" if folder.exists() else "nothing was kept"
+        if not folder.exists():
+            return "nothing was kept"
+        trust = " --trust" if has_imported_names() else ""
+        return f"continue with: fedclade resume {folder}{trust}"
 
-    console, rounds, callbacks = new_console(), config.top.rounds, options.callbacks_of(log)
+    console, rounds = new_console(), config.top.rounds
     progress = RunProgress(console, quiet=quiet)
     with ExitStack() as stack:
         stack.enter_context(progress.shown())

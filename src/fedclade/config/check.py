@@ -13,7 +13,16 @@ from fedclade.algorithms import TRUTH, Algorithm, algorithm_class, build_algorit
 from fedclade.config.data import check_own_data, is_own_data, with_files_found
 from fedclade.config.settings import FIXED, SECTIONS, Config, TopLevel, options
 from fedclade.config.toml_files import Section, apply_overrides, read_toml
-from fedclade.core import Aggregation, ConfigError, check_arguments, defaults, known_arguments, shown, unknown
+from fedclade.core import (
+    Aggregation,
+    ConfigError,
+    UntrustedNameError,
+    check_arguments,
+    defaults,
+    known_arguments,
+    shown,
+    unknown,
+)
 from fedclade.data import (
     SOURCES,
     augment_of,
@@ -56,7 +65,7 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     try:
         return check_config(with_files_found(raw, path.parent))
     except ConfigError as error:
-        raise ConfigError("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from error
+        raise type(error)("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from error
 
 
 def check_config(raw: Mapping[str, Any]) -> Config:
@@ -125,6 +134,7 @@ class _Problems:
 
     def __init__(self) -> None:
         self._lines: list[str] = []
+        self._has_untrusted_name = False
 
     def add(self, problem: str) -> None:
         self._lines.append(problem)
@@ -141,6 +151,7 @@ class _Problems:
         try:
             return check(*arguments, **settings)
         except ConfigError as error:
+            self._has_untrusted_name = self._has_untrusted_name or isinstance(error, UntrustedNameError)
             for line in str(error).splitlines():
                 placed = not section or line.startswith(f"{section}.") or f"[{section}]" in line
                 self.add(line if placed else f"[{section}] {line}")
@@ -180,7 +191,8 @@ class _Problems:
 
     def report(self) -> None:
         if self._lines:
-            raise ConfigError("\n".join(self._lines))
+            kind = UntrustedNameError if self._has_untrusted_name else ConfigError
+            raise kind("\n".join(self._lines))
 
 
 def _section(raw: Mapping[str, Any], name: str, problems: _Problems) -> Section:

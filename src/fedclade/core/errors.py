@@ -18,6 +18,10 @@ class ConfigError(FedcladeError, ValueError):
     """A setting is unknown, of the wrong type or out of range; one line for each problem."""
 
 
+class UntrustedNameError(ConfigError):
+    """A config by somebody else names a ``module:name``, and to import it would run code."""
+
+
 class DataError(FedcladeError):
     """Data is missing, unreadable, or cannot be partitioned as configured."""
 

@@ -8,11 +8,12 @@ import sys
 from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal, TypeVar, get_args
 
-from fedclade.core.errors import ConfigError, DataError, FedcladeError, nearest, shown, unknown
+from fedclade.core.errors import ConfigError, DataError, FedcladeError, UntrustedNameError, nearest, shown, unknown
 
 T = TypeVar("T")
 
@@ -21,7 +22,30 @@ Kind = Literal["algorithms", "data", "models", "tasks", "partitions", "shifts", 
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
-_importable: ContextVar[Collection[str] | None] = ContextVar("_importable", default=None)
+BY_A_SERVER = (
+    "is not imported here, since the run names it and not this client; to allow it, add it to imports "
+    "in its node config"
+)
+"""Why a client of a network does not import a name, and what its owner can do."""
+
+BY_A_FOLDER = (
+    "is named by the config of the run folder, and importing it would run code; if you trust where the folder comes "
+    "from, allow it with --trust, in Python with Run.load(folder, trust=True)"
+)
+"""Why a command that reads a run folder does not import a name, and what the user can do."""
+
+
+@dataclass(frozen=True)
+class ImportLimit:
+    """Which ``module:name`` references may be imported, and what an error says of the others."""
+
+    allowed: Collection[str]
+    reason: str
+
+
+_limit: ContextVar[ImportLimit | None] = ContextVar("_limit", default=None)
+
+_imported: set[str] = set()
 
 
 def named(kind: Kind, name: object, builtin: Mapping[str, T], what: str) -> T | Any:
@@ -74,13 +98,13 @@ def imported(reference: str, what: str) -> Any:
     Raises
     ------
     ConfigError
-        If it cannot be imported, or may not be: see :func:`importing_only`.
+        If it cannot be imported.
+    UntrustedNameError
+        If it may not be imported: see :func:`importing_only`.
     """
-    if (allowed := _importable.get()) is not None and reference not in allowed:
-        raise ConfigError(
-            f"{what} {shown(reference)} is not imported here, since the run names it and not this client; to allow it, "
-            "add it to imports in its node config"
-        )
+    limit = _limit.get()
+    if limit is not None and reference not in limit.allowed:
+        raise UntrustedNameError(f"{what} {shown(reference)} {limit.reason}")
     module, _, attributes = reference.partition(":")
     try:
         found: Any = importlib.import_module(module)
@@ -89,17 +113,36 @@ def imported(reference: str, what: str) -> Any:
     except (Exception, SystemExit) as error:  # whatever a user's own file does when it is imported
         hint = "; run from its folder, or set PYTHONPATH" if isinstance(error, ImportError) else ""
         raise ConfigError(f"{what} {shown(reference)} cannot be imported: {_in_a_line(error)}{hint}") from error
+    _imported.add(reference)
     return found
 
 
 @contextmanager
-def importing_only(references: Collection[str]) -> Generator[None]:
+def importing_only(references: Collection[str], reason: str = BY_A_SERVER) -> Generator[None]:
     """Refuse to import any ``module:name`` but these; around what handles names that others wrote, such as a server."""
-    before = _importable.set(references)
+    before = _limit.set(ImportLimit(references, reason))
     try:
         yield
     finally:
-        _importable.reset(before)
+        _limit.reset(before)
+
+
+@contextmanager
+def reading_folder(*, trust: bool) -> Generator[None]:
+    """Refuse to import any ``module:name`` while a run folder is read, unless its origin is trusted.
+
+    Whoever wrote the folder wrote these names, and to import one runs its module.
+    """
+    if trust:
+        yield
+        return
+    with importing_only((), BY_A_FOLDER):
+        yield
+
+
+def has_imported_names() -> bool:
+    """Return whether this process has imported something by ``module:name``, which a resumed run would import too."""
+    return bool(_imported)
 
 
 @cache

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedclade.algorithms import Algorithm, Local, build_algorithm
 from fedclade.channel import Signature, mechanism_of
 from fedclade.clustering import Assignment, all_of, without_labels
-from fedclade.core import ConfigError, LocalTraining, ParameterTree, Round, RunError, checked
+from fedclade.core import ConfigError, LocalTraining, ParameterTree, Round, RunError, checked, reading_folder
 from fedclade.data import Federation
 from fedclade.models import PARTS, Parts
 from fedclade.runs.backend import Backend
@@ -53,7 +53,8 @@ def assign(
     Parameters
     ----------
     run
-        A finished run.
+        A finished run. If it was loaded from a folder and its config names something by ``module:name``, load it with
+        ``Run.load(folder, trust=True)``, or give that thing here.
     newcomers
         Such as ``Federation.newcomers`` of the run's federation. Their true clusters, where known, must be numbered as
         in the run; they are looked at for scoring only.
@@ -124,18 +125,25 @@ class Arrival:
         engine: str | None = None,
         memory: int | str | None = None,
     ) -> Arrival:
-        """Build the backend for newcomers to a run."""
+        """Build the backend for newcomers to a run.
+
+        What the config of a run names by ``module:name`` is imported only if the run is trusted.
+        """
         run.check_readable()
         config, seed, name = run.config, run.summary["seed"], run.config["model"]["name"]
         named = dict(config["algorithm"])  # to assign, the oracle needs no truth
-        algorithm = algorithm or _noted("algorithm", build_algorithm, named.pop("name"), named, {})
-        task = build_task(task) if task else _noted("task", build_task, **config.get("task", {}))
-        local = local or _noted("local", LocalTraining, **config["local"])
+        algorithm = algorithm or _noted(run, "algorithm", build_algorithm, named.pop("name"), named, {})
+        task = build_task(task) if task else _noted(run, "task", build_task, **config.get("task", {}))
+        local = local or _noted(run, "local", LocalTraining, **config["local"])
         parts = Parts.of(config["model"])
         arguments = {key: value for key, value in config["model"].items() if key not in ("name", *PARTS)}
+
+        def build_noted_model(seed: int) -> nn.Module:
+            return _noted(run, "model", module_for, name, newcomers.pool.schema, seed, arguments)
+
         backend = Backend.simulated_by(
             newcomers,
-            model or (lambda seed: _noted("model", module_for, name, newcomers.pool.schema, seed, arguments)),
+            model or build_noted_model,
             algorithm,
             device=device,
             engine=engine or here(config.get("engine", "auto")),
@@ -241,12 +249,13 @@ class Arrival:
         return self._score(ids, initial, state.rows(ids))
 
 
-def _noted(what: str, build: Callable[..., T], *values: Any, **options: Any) -> T:
+def _noted(run: Run, what: str, build: Callable[..., T], *values: Any, **options: Any) -> T:
     """Build what a run's config names; a ConfigError says how to give what it cannot name."""
     try:
-        return build(*values, **options)
+        with reading_folder(trust=run.is_trusted):
+            return build(*values, **options)
     except ConfigError as error:
-        raise ConfigError(f"give fedclade.assign the {what} of the run, as {what}=...: {error}") from error
+        raise type(error)(f"give fedclade.assign the {what} of the run, as {what}=...: {error}") from error
 
 
 def _true_clusters_of_leaves(run: Run) -> Mapping[int, int]:

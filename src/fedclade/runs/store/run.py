@@ -88,6 +88,10 @@ class Run(Displayed):
     kept
         What each client of a simulation keeps for itself: ``personal``, its personal parameters ``[P]``, ``model``, a
         whole model of its own ``[F]``, and ``mixture``, its weights of the leaves' models ``[K]``.
+    is_trusted
+        Whether functions that use the config again, such as :func:`fedclade.assign`, may import what it names by
+        ``module:name``. A run that was made in this process is trusted; one that is loaded is not, unless its origin is
+        said to be.
     """
 
     summary: Mapping[str, Any]
@@ -100,6 +104,7 @@ class Run(Displayed):
     similarities: Sequence[SimilarityMatrix] = field(default_factory=tuple[SimilarityMatrix, ...])
     layout: Layout | None = None
     kept: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict[int, Mapping[str, Tensor]])
+    is_trusted: bool = True
 
     def __repr__(self) -> str:
         shown = ("algorithm", "data", "model", "seed", "rounds")
@@ -214,8 +219,16 @@ class Run(Displayed):
 
     @classmethod
     @checked()
-    def load(cls, folder: str | Path) -> Run:
-        """Read a run folder.
+    def load(cls, folder: str | Path, *, trust: bool = False) -> Run:
+        """Read a run folder. Nothing that its config names is imported.
+
+        Parameters
+        ----------
+        folder
+            As :meth:`save`, ``fedclade.simulate(folder=...)`` or ``fedclade run`` wrote it.
+        trust
+            Whether :func:`fedclade.assign` may import what the folder's config names by ``module:name``, which runs
+            that module. Set it only for a folder whose origin you trust.
 
         Raises
         ------
@@ -238,7 +251,17 @@ class Run(Displayed):
             similarities = read_similarities(source / "similarities.npz", nodes)
             layout = read_layout(source / "tree")
             kept = read_kept(source / KEPT, layout)
-            return cls(summary, config, tree, *rows, events=events, similarities=similarities, layout=layout, kept=kept)
+            return cls(
+                summary,
+                config,
+                tree,
+                *rows,
+                events=events,
+                similarities=similarities,
+                layout=layout,
+                kept=kept,
+                is_trusted=trust,
+            )
         except DAMAGES as error:
             raise RunError(f"the run folder {source} is damaged: {type(error).__name__}: {error}; {REMEDY}") from error
 
