@@ -1,0 +1,155 @@
+"""Read a private client's data off its refusals, losses, and counters: an attack that must stay unsuccessful.
+
+A server with full control of model and step size queries a client with differential privacy (ε = 0.5). It tries what
+once worked:
+
+- ``norm``: a step size of 1e25 makes the exact update longer than what clients accept. A refusal that quotes the norm
+  is an exact function of the data; with a model of one neuron, a few hundred of them are a training image.
+- ``divergence``: a model of which only the examples near a known one overflow. Whether the client replies tells for
+  certain whether that example is among its data.
+- ``crash``: a model of NaN. If a query that fails is not booked, questions are free.
+
+For each it compares two data sets that differ in one example, by every field of the reply but the noisy numbers, by
+the text of a refusal, and by what the client has booked. The attack succeeds if any of these differ, or if a query
+was not booked.
+
+    python benchmarks/attacks/private_refusals.py
+"""
+
+from __future__ import annotations
+
+import fedclade  # noqa: F401  # isort: skip  (before torch, whose threads then sleep while they wait)
+
+import json
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedclade import DifferentialPrivacy, ExamplePrivacy, load_federation
+from fedclade.channel import Budget
+from fedclade.core import FedcladeError, Layout
+from fedclade.data import Federation
+from fedclade.flower import wire
+from fedclade.flower.client_handler import ClientHandler
+from fedclade.flower.wire import Content
+from fedclade.models import build_model
+
+LEVELS = {
+    "client": DifferentialPrivacy(clip_norm=1.0, noise_multiplier=1000.0),
+    "example": ExamplePrivacy(clip_norm=1.0, noise_multiplier=1000.0),
+}
+ENGINES = ("loop", "stacked", "vmap")
+HUGE = 2e38
+"""Logits of this size overflow a loss in float32, while the clipped gradient stays finite."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """All that a server sees of one query but for the noisy numbers, and what the client has booked."""
+
+    reply: str
+    booked: str
+
+
+def make_model(seed: int) -> torch.nn.Module:
+    """Return a linear model for the digits."""
+    return build_model("mclr", input_shape=(1, 8, 8), outputs=10, seed=seed)
+
+
+def without_one(federation: Federation) -> Federation:
+    """Return the same client with another example in place of one."""
+    client = federation.clients[0]
+    train = client.train.copy()
+    train[7] = train[0]
+    return replace(federation, clients=(replace(client, train=train),))
+
+
+def attacks(federation: Federation) -> Mapping[str, tuple[Tensor, float]]:
+    """Return the model and the step size of each attack on example 7."""
+    layout = Layout.of(make_model(0))
+    plain = layout.flatten(make_model(0))
+    pool, client = federation.pool, federation.clients[0]
+    target = int(client.train[7])
+    image = pool.x[target].double().flatten() / 255
+    if pool.schema.scaled is not None:
+        mean, deviation = pool.schema.scaled
+        image = (image - mean) / deviation
+    label = int(client.labels(pool.y[target : target + 1])[0])
+    weights = torch.zeros(10, 64, dtype=torch.float64)
+    weights[:] = image / image.square().sum() * HUGE
+    weights[label] *= -1
+    overflowing = torch.zeros_like(plain)
+    start = layout.parameters[0].start
+    overflowing[start : start + 640] = weights.flatten().to(plain)
+    return {"norm": (plain, 1e25), "divergence": (overflowing, 0.1), "crash": (torch.full_like(plain, torch.nan), 0.1)}
+
+
+def query(federation: Federation, level: str, engine: str, model: Tensor, lr: float) -> Seen:
+    """Put one training query to a fresh private client."""
+    layout = Layout.of(make_model(0))
+    spec = {"epochs": 1, "batch_size": 60, "lr": lr}
+    values = {
+        "what": "train",
+        "round": 1,
+        "query": 0,
+        "purpose": "train",
+        "seed": 0,
+        "spec": json.dumps(spec),
+        "replicates": 1,
+        "part_size": 0,
+        "compares_parts": False,
+        "dim": 0,
+        "own": False,
+        "shares": False,
+        "personal_epochs": 0,
+        "layout": wire.layout_digest(layout),
+        "run": "attack",
+    }
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        client = ClientHandler(
+            federation,
+            make_model,
+            number=0,
+            engine=engine,
+            folder=folder,
+            privacy=LEVELS[level],
+            budget=Budget(epsilon=0.5, level=level),
+        )
+        try:
+            content = Content.of(wire.record(values, {"model": wire.raw_vector(model)}))
+            reply = Content.of(client.answer(content))
+            lengths = {name: len(data) for name, data in reply.vectors.items()}
+            seen = f"{sorted(reply.values.items())} {lengths}"
+        except FedcladeError as error:
+            seen = f"refused: {error}"
+        files = ("privacy.json", "example-privacy.json", "policy.json")
+        booked = [(folder / name).read_text() for name in files if (folder / name).exists()]
+    return Seen(seen, "\n".join(booked))
+
+
+def main() -> int:
+    """Run all attacks; return 1 if one of them succeeds."""
+    torch.set_num_threads(1)
+    federation = load_federation("digits", clients=2, samples_per_client=60, seed=0).alone(0)
+    succeeded = False
+    for name, (model, lr) in attacks(federation).items():
+        for level in LEVELS:
+            for engine in ENGINES:
+                with_it = query(federation, level, engine, model, lr)
+                without_it = query(without_one(federation), level, engine, model, lr)
+                differs = with_it != without_it
+                is_free = "releases" not in with_it.booked or with_it.booked.count("entries") != 1
+                succeeded = succeeded or differs or is_free
+                outcome = "SUCCEEDS" if differs or is_free else "fails"
+                print(f"{name:<11} {level:<8} {engine:<8} {outcome}: {with_it.reply[:60]}")
+    return int(succeeded)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
