@@ -16,11 +16,12 @@ from fedclade.channel.encoding import ENCODINGS
 from fedclade.channel.ledger import Budget, Ledger
 from fedclade.channel.privacy import DifferentialPrivacy
 from fedclade.core.errors import ConfigError, UpdateError
-from fedclade.flower import LocalGrid, LocalNode, client_app, server_app
+from fedclade.flower import LocalGrid, LocalNode, client_app, server_app, wire
 from fedclade.flower.client_app import MOST_READY, app_for, node_settings
 from fedclade.flower.policy import Policy
 from fedclade.flower.private_replies import BUDGET_SPENT
 from fedclade.flower.server_app import show
+from fedclade.flower.signing import with_nonce
 from fedclade.flower.wire import Content
 from fedclade.runs.store import Run
 from tests.flower.grids import (
@@ -207,3 +208,14 @@ def test_algorithms_that_ask_private_clients_for_training_losses_are_told(tmp_pa
 def test_apps_look_at_their_arguments_when_they_are_built(build, told):
     with pytest.raises(ConfigError, match=told):
         build()
+
+
+def test_a_servers_text_cannot_forge_lines_of_a_clients_log(caplog: pytest.LogCaptureFixture):
+    grid = grid_of(federation_of(FOUR))
+    forged = "hello\nERROR the disk is full"
+    sealed, _ = with_nonce(wire.record({"what": forged}))
+    (identity,) = grid.push_messages([Message(sealed, node_of(0), "query", ttl=60, group_id="0")])
+    list(grid.pull_messages([identity]))
+    refused = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+    assert refused
+    assert not any("\n" in line for line in refused)

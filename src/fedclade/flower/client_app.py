@@ -23,7 +23,7 @@ from fedclade.flower.policy import Policy
 from fedclade.flower.private_replies import FAILED
 from fedclade.flower.secret import read_secret
 from fedclade.flower.signing import signed, unsigned
-from fedclade.flower.wire import Content, refusal
+from fedclade.flower.wire import LONGEST_LOG_LINE, Content, clean, refusal
 from fedclade.models import LoRA, Parts, Preset
 from fedclade.runs import Maker
 from fedclade.tasks import Task, build_task
@@ -144,7 +144,8 @@ def app_for(make: Callable[[Context], ClientHandler], private: bool = False) -> 
             client, key = handler(context), key_of(context)
             content = signed(client.answer(Content.of(message.content), context.state, key), message, key)
         except (FedcladeError, OSError) as error:  # such as missing data, a full disk, or the client's policy
-            _log.warning("refused %s: %s", message.metadata.message_type, error)
+            # The server chose a part of both texts: without control characters they cannot forge lines of the log.
+            _log.warning("refused %s: %s", clean(message.metadata.message_type), clean(str(error), LONGEST_LOG_LINE))
             reason = str(error)
             has_budget = private or "epsilon" in context.node_config
             if has_budget and isinstance(error, DataError | ModelError | OSError):  # the text may quote the data

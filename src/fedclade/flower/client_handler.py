@@ -136,7 +136,9 @@ class ClientHandler:
         try:
             return self._answer(content, state, key)
         except Exception as error:
-            _log.warning("a query was refused: %s", error, exc_info=not isinstance(error, FedcladeError))
+            _log.warning(
+                "a query was refused: %s", wire.clean(str(error)), exc_info=not isinstance(error, FedcladeError)
+            )
             raise without_details(error) from None
 
     def _answer(self, content: Content, state: RecordDict | None, key: Key | None) -> RecordDict:

@@ -28,6 +28,7 @@ RAW = "fedclade.raw"  # Flower's stype of an array that is raw little-endian byt
 LONGEST_JSON = 10_000  # characters of a value that is JSON; a data spec and a local training take a few hundred
 LARGEST_VALUES = 2**20  # bytes of all of a message besides its vectors; lists of scores take some ten for each model
 LONGEST_REASON = 300  # characters of a reason that the other side gives
+LONGEST_LOG_LINE = 4000  # characters of a line in the log of a client
 
 T = TypeVar("T", str, int, float, bool, bytes)
 
