@@ -3,7 +3,7 @@
 It imports :mod:`fedclade.core` alone.
 """
 
-from fedclade.tasks.losses import LOSSES, Loss, counted, cross_entropy
+from fedclade.tasks.losses import LOSSES, SHAPES, Loss, counted, cross_entropy
 from fedclade.tasks.metrics import OLD_METRIC, Metric, is_share, metric, noted_metrics
 from fedclade.tasks.mixing import mixed
 from fedclade.tasks.scores import RIGHT, SPREAD, cluster_scores, gap_closed, mean_and_interval, perplexity, spread
@@ -13,6 +13,7 @@ __all__ = [
     "LOSSES",
     "OLD_METRIC",
     "RIGHT",
+    "SHAPES",
     "SPREAD",
     "SUMMARIES",
     "TASKS",
