@@ -19,7 +19,8 @@ class Evaluation:
     ids
         The clients, ``[n]``.
     scores
-        By each of the task's metrics, of which the first counts, float64 ``[n, M]``.
+        By each of the task's metrics, of which the first counts, float64 ``[n, M]``. NaN where a client has no score,
+        as its data leaves the metric undefined.
     losses
         Mean loss, float64 ``[n]``; cross-entropy is in nats.
     examples

@@ -32,10 +32,7 @@ NEEDS: Mapping[str, Need] = {
 }
 """Needs of torchmetrics' classes, without ``Binary``, ``Multiclass`` and ``Multilabel``."""
 
-HIGHER_IS_BETTER = (
-    *("Specificity", "NegativePredictiveValue"),
-    *("PearsonCorrCoef", "KendallRankCorrCoef"),
-)
+HIGHER_IS_BETTER = (*("Specificity", "NegativePredictiveValue"), *("PearsonCorrCoef", "KendallRankCorrCoef"))
 """Classes of torchmetrics that do not state their direction."""
 
 PREFIXES = ("Binary", "Multiclass", "Multilabel")

@@ -255,11 +255,7 @@ class FittedTask:
         ConfigError
             If the loss does not give one number for each example.
         """
-        if self.over_batch:
-            raise ConfigError(
-                f"task.loss_over = 'batch': {self.loss_name} has no loss of each example by itself, which this method "
-                "needs, as it weighs or compares examples; choose another method, or a loss of each example"
-            )
+        self.check_losses_of_examples()
         losses = self._values(outputs, targets)
         if losses.shape != (len(targets),):
             raise ConfigError(
@@ -274,6 +270,14 @@ class FittedTask:
                 "has counted them; give Task.of the counts, or a list of numbers as class_weights"
             )
         return losses * self.weights.to(losses)[targets.long().clamp(min=0)]
+
+    def check_losses_of_examples(self) -> None:
+        """Check that each example has a loss by itself; a ConfigError if the loss is one over the batch."""
+        if self.over_batch:
+            raise ConfigError(
+                f"task.loss_over = 'batch': {self.loss_name} has no loss of each example by itself, which this method "
+                "needs, as it weighs or compares examples; choose another method, or a loss of each example"
+            )
 
     def batch_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the number that a loss over a whole batch gives.
