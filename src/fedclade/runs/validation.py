@@ -15,7 +15,7 @@ from typing import Any
 from fedclade.core import ConfigError, Evaluation, shown
 from fedclade.data import Federation
 from fedclade.runs.store.row_table import Row
-from fedclade.tasks import Metric
+from fedclade.tasks import Metric, mean_score
 
 
 def check_validation(federation: Federation, what: str = "evaluate_validation = true") -> None:
@@ -29,11 +29,14 @@ def check_validation(federation: Federation, what: str = "evaluate_validation = 
 
 
 def validation_columns(metrics: Sequence[Metric], evaluation: Evaluation | None) -> Row:
-    """Return the means over the clients of an evaluation on validation data, as columns of ``metrics.parquet``."""
+    """Return the means over the clients of an evaluation on validation data, as columns of ``metrics.parquet``.
+
+    Clients without a score are left out of the mean by that metric, which is None if no client has one.
+    """
     if evaluation is None:
         return {}
-    means = evaluation.scores.double().mean(0).tolist()
-    columns = {column_of(metric.name): mean for metric, mean in zip(metrics, means, strict=True)}
+    of_metrics = zip(metrics, evaluation.scores.T.tolist(), strict=True)
+    columns: Row = {column_of(metric.name): mean_score(scores) for metric, scores in of_metrics}
     return columns | {column_of("loss"): evaluation.losses.double().mean().item()}
 
 
