@@ -14,7 +14,18 @@ import torch
 from torch import nn
 from torchmetrics import AUROC
 
-from fedclade import CFL, Federation, LocalTraining, Run, RunInterrupted, Task, assign, export_model, simulate
+from fedclade import (
+    CFL,
+    Adversary,
+    Federation,
+    LocalTraining,
+    Run,
+    RunInterrupted,
+    Task,
+    assign,
+    export_model,
+    simulate,
+)
 from fedclade.core import Evaluation
 from fedclade.report import Comparison, SuiteComparison, newcomer_table
 from fedclade.report.page import RunView, comparison_page, page_html, run_page
@@ -246,7 +257,7 @@ def test_an_object_of_torchmetrics_is_treated_alike():
 
 
 def test_adversaries_and_honest_clients_have_means_of_those_with_a_score():
-    run = ran(adversary=Adversary("sign_flip", share=0.2), seed=1)
+    run = ran(adversary=Adversary(kind="sign_flip", share=0.2), seed=1)
     scores = run.summary["adversary"]["scores"]["auroc"]
     last = {row["client"]: row["auroc"] for row in run.client_rows if row["round"] == 3}
     liars = run.summary["adversary"]["ids"]
