@@ -189,6 +189,16 @@ def test_a_run_in_which_no_client_has_a_score_ends_and_says_so(empty: Run, tmp_p
     Comparison({"none": [again]}).save(tmp_path / "alone")
 
 
+def test_a_metric_by_which_no_client_has_a_score_is_warned_of_once(caplog: pytest.LogCaptureFixture):
+    ran(without=range(10))
+    told = "round 1: no client has a score by auroc: it is undefined for the test data of all 10 clients; choose"
+    assert sum(message.startswith(told) for message in caplog.messages) == 1
+    assert not any("accuracy" in message for message in caplog.messages)
+    caplog.clear()
+    ran()
+    assert not any("no client has a score" in message for message in caplog.messages)
+
+
 def test_figures_of_a_run_without_scores_can_be_drawn(empty: Run, tmp_path: Path):
     from fedclade.report.figures import save_figures
 

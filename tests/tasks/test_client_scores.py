@@ -217,6 +217,16 @@ def test_no_example_has_no_score():
     assert math.isnan(scored("f1", "classification", torch.zeros(2, 3), torch.full((2,), -100), 3))
 
 
+def test_objects_may_score_the_tokens_of_a_language_task():
+    logits, targets = two_of_ten()
+    made = torchmetrics.Accuracy(task="multiclass", num_classes=LABELS, average="macro")
+    expected = scored(made, "classification", logits, targets, LABELS)
+    ignored = torch.full((6, 1), -100)
+    texts = torch.cat([targets.view(6, 10), ignored], 1)
+    outputs = torch.cat([logits.view(6, 10, LABELS), torch.zeros(6, 1, LABELS)], 1)
+    assert scored(made, "language", outputs, texts, LABELS) == pytest.approx(expected)
+
+
 def test_nothing_is_warned_of_for_labels_that_are_absent(recwarn: pytest.WarningsRecorder):
     scored("auroc", "classification", *two_of_ten(), LABELS)
     assert [each for each in recwarn if "samples in targets" in str(each.message)] == []

@@ -44,7 +44,7 @@ class Evaluation:
 
     @property
     def merit(self) -> Tensor:
-        """The score that counts, with a sign so that more is better, ``[n]``."""
+        """The score that counts, with a sign so that more is better, ``[n]``; NaN where a client has none."""
         return self.scores[:, 0] if self.higher_is_better else -self.scores[:, 0]
 
     @classmethod

@@ -9,7 +9,7 @@ all rounds would not be.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import isfinite
+from math import isfinite, isnan
 from typing import Any
 
 from fedclade.core import ConfigError, Evaluation, shown
@@ -35,8 +35,10 @@ def validation_columns(metrics: Sequence[Metric], evaluation: Evaluation | None)
     """
     if evaluation is None:
         return {}
-    of_metrics = zip(metrics, evaluation.scores.T.tolist(), strict=True)
-    columns: Row = {column_of(metric.name): mean_score(scores) for metric, scores in of_metrics}
+    scores = evaluation.scores.double()
+    columns: Row = {}
+    for metric, mean, of_clients in zip(metrics, scores.mean(0).tolist(), scores.T, strict=True):
+        columns[column_of(metric.name)] = mean_score(of_clients.tolist()) if isnan(mean) else mean
     return columns | {column_of("loss"): evaluation.losses.double().mean().item()}
 
 

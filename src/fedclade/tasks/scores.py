@@ -54,7 +54,8 @@ def spread(values: Iterable[float | None], *, lower_is_better: bool = False) -> 
 
 def mean_score(values: Iterable[float | None]) -> float | None:
     """Return the mean score of the clients that have one; None if none has."""
-    return spread(values)["mean"]
+    known = [value for value in values if value is not None and not math.isnan(value)]
+    return float(np.mean(known)) if known else None
 
 
 def perplexity(loss: float) -> float:
