@@ -93,12 +93,33 @@ def test_scores_of_numbers_may_be_negative():
     assert [row["r2"] for row in run.client_rows if row["client"] == 2] == [-80.0]
 
 
-def test_a_client_with_one_class_says_so():
+def test_a_client_with_one_class_has_no_score_over_a_network_either(tmp_path: Path):
     federation = task_federation("binary", FOUR)
     federation.pool.y[federation.by_id[2].test] = 1.0
     task = Task(metrics=["auroc"])
-    run = federated(grid(federation, task), "fedavg", network, task=task, rounds=1)
-    assert "auroc needs examples of two classes" in reasons(run)[2]
+    there = federated(grid(federation, task), "fedavg", network, task=task, rounds=1, folder=tmp_path / "run")
+    here = simulate("fedavg", network, federation, local=LOCAL, rounds=1, engine="loop", task=task)
+    assert reasons(there) == {}
+    assert there.summary["auroc"] == pytest.approx(here.summary["auroc"], rel=1e-4)
+    assert there.summary["auroc"]["without_score"] == 1
+
+
+def broadcasting(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs - targets).abs().mean(-1)
+
+
+def test_a_loss_of_ones_own_gets_outputs_in_the_shape_of_targets_over_a_network_too():
+    federation = task_federation("regression", FOUR)
+    tasks = Task(loss=broadcasting), Task(loss="mae")
+    own, named = (federated(grid(federation, each), "fedavg", network, task=each, rounds=2) for each in tasks)
+    assert own.summary["mae"] == pytest.approx(named.summary["mae"], rel=1e-4)
+
+
+def test_a_loss_over_the_batch_is_part_of_the_task_that_clients_and_server_agree_on():
+    federation = task_federation("regression", FOUR)
+    clients = grid(federation, Task(loss=broadcasting, loss_over="batch"))
+    with pytest.raises(ConfigError, match=r"broadcasting over the batch; mae'; give federate and client_app the same"):
+        federated(clients, "fedavg", network, task=Task(loss=broadcasting))
 
 
 def test_errors_of_the_task_are_the_clients_own():

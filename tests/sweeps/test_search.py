@@ -86,6 +86,12 @@ def test_a_trial_that_fails_does_not_end_the_others(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_sweep_goes_by_the_clients_that_have_a_score(tmp_path):
+    data = {**BASE["data"], "clients": 3, "partition": "pathological", "labels_per_client": 1}
+    with pytest.raises(RunError, match="no round has a finite auroc on validation data"):
+        sweep({**BASE, "data": data}, LR, tmp_path / "s", trials=1, overrides=['task.metrics=["auroc"]'])
+
+
 def test_trials_run_side_by_side_in_processes(tmp_path):
     place = Processes(1)  # as two would, at half the price
     try:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fedclade.tasks.scores import cluster_scores, gap_closed, mean_and_interval, perplexity, spread
+from fedclade.tasks.scores import cluster_scores, gap_closed, mean_and_interval, mean_score, perplexity, spread
 
 
 def test_spread_of_eleven_clients():
@@ -29,8 +29,30 @@ def test_perplexity_is_the_exponential_of_the_loss_and_does_not_overflow():
 
 
 def test_spread_of_one_client():
-    assert set(spread([0.25]).values()) == {0.25, 0.0}
-    assert spread([0.25])["std"] == 0.0
+    found = spread([0.25])
+    assert (found.pop("clients"), found.pop("without_score")) == (1, 0)
+    assert set(found.values()) == {0.25, 0.0}
+    assert found["std"] == 0.0
+
+
+def test_clients_without_a_score_are_counted_and_left_out():
+    found = spread([0.5, math.nan, 1.0, None], lower_is_better=True)
+    assert (found["mean"], found["min"], found["worst10_mean"]) == (0.75, 0.5, 1.0)
+    assert (found["clients"], found["without_score"]) == (2, 2)
+    assert mean_score([0.5, math.nan, 1.0, None]) == 0.75
+
+
+@pytest.mark.parametrize("values", [[], [math.nan, None]])
+def test_without_any_score_there_is_no_number_and_no_nan(values: list[float | None]):
+    found = spread(values)
+    assert (found.pop("clients"), found.pop("without_score")) == (0, len(values))
+    assert set(found.values()) == {None}
+    assert mean_score(values) is None
+
+
+def test_infinite_scores_of_models_that_diverged_leave_no_nan():
+    found = spread([1.0, math.inf], lower_is_better=True)
+    assert (found["mean"], found["std"]) == (math.inf, None)
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,59 @@ def test_what_does_not_fit_is_one_line(task: Task, kind: str, told: str):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (
+            {"metrics": 1},
+            "task.metrics should be a list of names or torchmetrics objects, got 1; a single one is given",
+        ),
+        (
+            {"metrics": "f1"},
+            "task.metrics should be a list of names or torchmetrics objects, got 'f1'; a single one is",
+        ),
+        ({"metrics": None}, "task.metrics should be a list of names or torchmetrics objects, got None"),
+        ({"kind": 3}, "unknown kind of task: '3'"),
+        ({"kind": "regresion"}, "unknown kind of task: 'regresion'; did you mean 'regression'?"),
+        ({"loss": 3}, "task.loss should be a name or a function of outputs and targets, got 3"),
+        ({"class_weights": 3}, "task.class_weights should be 'balanced' or a list of numbers, got 3"),
+        ({"class_weights": ["a"]}, "task.class_weights should be 'balanced' or a list of numbers, got ['a']"),
+        ({"loss_over": "bach"}, "unknown task.loss_over: 'bach'; did you mean 'batch'?"),
+    ],
+)
+def test_an_argument_of_another_type_is_one_line(arguments: dict[str, Any], told: str):
+    with pytest.raises(ConfigError) as caught:
+        Task(**arguments)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("weights", [(1, 2, 3), torch.tensor([1.0, 2.0, 3.0])])
+def test_class_weights_may_be_a_tuple_or_a_tensor(weights: Any):
+    fitted = Task(class_weights=weights).of(SPEC)
+    assert fitted.weights is not None
+    assert fitted.weights.tolist() == [1, 2, 3]
+
+
+def test_a_loss_over_the_batch_is_part_of_what_describes_a_task():
+    task = build_task("regression", "tests.tasks.test_task:squared", loss_over="batch")
+    assert task.loss_over == "batch"
+    assert task.described["loss_over"] == "batch"
+    assert task.of(OF["regression"]).described == "regression: tests.tasks.test_task:squared over the batch; mae"
+    assert "loss_over" not in Task().described
+
+
+def test_a_loss_over_the_batch_is_its_mean_and_has_no_loss_of_each_example():
+    task = Task("regression", loss=squared, loss_over="batch").of(OF["regression"])
+    outputs, targets = torch.tensor([[1.0], [3.0]]), torch.tensor([0.0, 1.0])
+    assert float(task.mean_loss(outputs, targets)) == 2.5
+    assert float(task.total_loss(outputs, targets)) == 5
+    with pytest.raises(ConfigError, match="squared has no loss of each example by itself, which this method needs"):
+        task.losses(outputs, targets)
+    with pytest.raises(ConfigError, match="as it weighs or compares examples"):
+        task.mean_loss(outputs, targets, torch.ones(2))
+
+
 def test_a_task_is_built_from_a_section():
     task = build_task("regression", "huber", ["rmse", "r2"])
     assert task.described == {

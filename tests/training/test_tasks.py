@@ -7,7 +7,7 @@ import torch
 import torchmetrics
 from torch import Tensor, nn
 
-from fedclade import DataError, Federation, LocalTraining, Task, simulate
+from fedclade import Federation, LocalTraining, Task, simulate
 from fedclade.core import Layout, Round, StatisticsQuery
 from fedclade.data import statistics
 from fedclade.runs import RunSettings, fitted_task
@@ -145,12 +145,53 @@ def test_errors_of_numbers_are_scored_as_torchmetrics_does():
     assert got.merit.tolist() == [-score for score in got.scores[:, 0].tolist()]  # less is better
 
 
-def test_a_client_with_one_class_is_named():
+@pytest.mark.parametrize("engine", ["loop", "vmap", "stacked"])
+@pytest.mark.parametrize("personal", [(), ("2.*",)])
+def test_a_client_with_one_class_has_no_score_and_others_have_theirs(engine: str, personal: tuple[str, ...]):
     federation = task_federation("binary", TRUTH, SIZES)
     federation.pool.y[federation.by_id[2].test] = 1.0
-    clients = SimulatedClients(federation, network(), engine="loop", task=fitted(federation, metrics=["auroc"]))
-    with pytest.raises(DataError, match="client 2: auroc needs examples of two classes, and all 20 are of class 1"):
-        clients.evaluate(clients.ids, models_of(clients)[:1], [0] * 4, "test")
+    task = fitted(federation, metrics=["auroc", "accuracy"])
+    clients = SimulatedClients(federation, network(), engine=engine, task=task, personal=personal)
+    models = 0.3 * torch.ones(1, clients.layout.size)
+    found = clients.evaluate(clients.ids, models, [0] * 4, "test")
+    assert found.ids == (0, 1, 2, 3)
+    assert found.scores[:, 0].isnan().tolist() == [False, False, True, False]
+    assert found.scores[:, 1].isfinite().all()
+    assert found.losses.isfinite().all()
+
+
+def test_a_mixture_of_models_leaves_the_same_client_without_a_score():
+    federation = task_federation("binary", TRUTH, SIZES)
+    federation.pool.y[federation.by_id[2].test] = 0.0
+    clients = SimulatedClients(federation, network(), task=fitted(federation, metrics=["auroc"]))
+    evaluator = clients._stages.now.evaluator
+    scores = evaluator.evaluate_mixture([0, 1, 2, 3], models_of(clients), torch.full((4, 2), 0.5), "test").scores
+    assert scores[:, 0].isnan().tolist() == [False, False, True, False]
+
+
+def test_a_metric_that_fails_for_a_client_ends_no_run(caplog: pytest.LogCaptureFixture):
+    class Failing(torchmetrics.MeanAbsoluteError):
+        def compute(self) -> Tensor:
+            if int(self.total) == 20 and float(self.sum_abs_error) == 0:
+                raise ValueError("too good")
+            return super().compute()
+
+    federation = task_federation("regression", TRUTH, SIZES)
+    federation.pool.y[federation.by_id[1].test] = 0.0
+    clients = SimulatedClients(federation, network(), task=fitted(federation, metrics=[Failing()]))
+    for _ in range(2):
+        found = clients.evaluate(clients.ids, torch.zeros(1, clients.layout.size), [0] * 4, "test")
+        assert found.scores[:, 0].isnan().tolist() == [False, True, False, False]
+    assert caplog.messages == ["client 1, and perhaps others, have no score by failing: ValueError: too good"]
+
+
+@pytest.mark.parametrize("name", ["mae", "rmse", "r2"])
+def test_a_model_that_has_diverged_has_the_worst_score_and_is_not_left_out(name: str):
+    federation = task_federation("regression", TRUTH, SIZES)
+    clients = SimulatedClients(federation, network(), task=fitted(federation, metrics=[name]))
+    models = torch.full((1, clients.layout.size), torch.nan)
+    found = clients.evaluate(clients.ids, models, [0] * 4, "test")
+    assert found.scores[:, 0].tolist() == [-torch.inf if name == "r2" else torch.inf] * 4
 
 
 def test_balanced_weights_count_the_examples_of_all_clients_as_they_see_them():

@@ -80,7 +80,7 @@ def accuracies(
 ) -> tuple[dict[int, NDArray[np.float64]], dict[int, int]]:
     """Return how accurate m models are on the training data that some clients held in a round, or hold now.
 
-    Of each client that answers, the accuracies ``[m]`` and the number of its examples.
+    Of each client that answers, and has a score, the accuracies ``[m]`` and the number of its examples.
     """
     if not nodes or not ids:
         return {}, {}
@@ -89,12 +89,14 @@ def accuracies(
         models, rows = tree.models(nodes[first : first + AT_ONCE])
         each, m = [client for client in found for _ in rows], len(rows)
         reply = clients.ask(EvaluationQuery(each, models, [*rows] * len(found), "train", data_round=data_round))
-        merits = reply.merit.double().nan_to_num(WORST, neginf=WORST).view(-1, m).numpy()
+        merits = reply.merit.double().nan_to_num(nan=torch.nan, neginf=WORST).view(-1, m).numpy()
         found = {c: np.append(found[c], mine) for c, mine in zip(reply.ids[::m], merits, strict=True)}
         counts = dict(zip(found, reply.examples.view(-1, m)[:, 0].tolist(), strict=True))
         if not found:
             break
-    return found, counts
+    # A metric that is undefined for all models says nothing of a client.
+    found = {client: np.nan_to_num(mine, nan=WORST) for client, mine in found.items() if not np.isnan(mine).all()}
+    return found, {client: counts[client] for client in found}
 
 
 @dataclass(eq=False)

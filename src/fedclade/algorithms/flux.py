@@ -183,7 +183,9 @@ class FLUX(Algorithm[FLUXState]):
     def _accuracy(self, tree: ParameterTree, cohort: Sequence[int], clients: Clients) -> list[float]:
         """Return the mean accuracy of the model on clients' training data, weighted by examples; none of nobody."""
         found = clients.evaluate(cohort, tree.nodes[0].params[None], [0] * len(cohort), "train")
-        return [float(found.merit @ found.examples.double() / found.examples.sum())] if found.ids else []
+        has_score = ~found.merit.isnan()
+        merits, examples = found.merit[has_score], found.examples[has_score]
+        return [float(merits @ examples.double() / examples.sum())] if len(merits) else []
 
     def _clustered(self, tree: ParameterTree, clients: Clients, this_round: Round) -> tuple[ParameterTree, list[Event]]:
         """Cluster all clients that send a descriptor; with too few of them go on with one model."""

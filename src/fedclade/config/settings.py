@@ -51,6 +51,7 @@ class TaskSection:
     loss: str | None = None
     metrics: tuple[str, ...] = ()
     class_weights: str | tuple[float, ...] | None = None
+    loss_over: str | None = None
 
     @property
     def task(self) -> Task:

@@ -19,7 +19,8 @@ class Evaluation:
     ids
         The clients, ``[n]``.
     scores
-        By each of the task's metrics, of which the first counts, float64 ``[n, M]``.
+        By each of the task's metrics, of which the first counts, float64 ``[n, M]``. NaN where a client has no score,
+        as its data leaves the metric undefined.
     losses
         Mean loss, float64 ``[n]``; cross-entropy is in nats.
     examples
@@ -43,7 +44,7 @@ class Evaluation:
 
     @property
     def merit(self) -> Tensor:
-        """The score that counts, with a sign so that more is better, ``[n]``."""
+        """The score that counts, with a sign so that more is better, ``[n]``; NaN where a client has none."""
         return self.scores[:, 0] if self.higher_is_better else -self.scores[:, 0]
 
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan
 from typing import Any, cast
 
 import torch
@@ -139,6 +140,7 @@ def evaluation_of(
 def read_scores(content: Content, models: int, metrics: Sequence[Metric], known: int | None = None) -> list[Scores]:
     """Check and read the scores of so many models; anything else is an UpdateError.
 
+    A score is NaN where the metric is undefined for the client's examples, which a mean over examples never is.
     ``known`` is the number of the client's examples in that split, where it is known; it is the same for all models.
     """
     content.has_only(())
@@ -154,6 +156,8 @@ def read_scores(content: Content, models: int, metrics: Sequence[Metric], known:
     scores = [flat[start : start + len(metrics)] for start in range(0, len(flat), len(metrics))]
     for mine, loss, count in zip(scores, losses, counts, strict=True):
         for metric, score in zip(metrics, mine, strict=True):
+            if isnan(score) and metric.whole is not None:  # undefined for the client's examples
+                continue
             if not (0 <= score <= 1 if metric.share else abs(score) <= LARGEST_SCORE):
                 expected = "in [0, 1]" if metric.share else f"of at most {LARGEST_SCORE:g}"
                 raise UpdateError(f"{metric.name} {score:g}, expected one {expected}")

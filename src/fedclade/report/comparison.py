@@ -20,6 +20,7 @@ from fedclade.report.estimates import (
     CHOSEN,
     DISPENSABLE,
     NUMBERS,
+    SCORED,
     WORDS,
     ComparisonRow,
     Estimate,
@@ -29,7 +30,7 @@ from fedclade.report.estimates import (
 )
 from fedclade.report.formats import count
 from fedclade.report.plots import comparison_plot
-from fedclade.report.score import Score, compared_by, in_common
+from fedclade.report.score import Score, Scored, compared_by, in_common
 from fedclade.report.terminal import new_table
 from fedclade.runs import Run, data_frame
 from fedclade.tasks import gap_closed
@@ -155,14 +156,14 @@ class Comparison(ComparisonFiles):
         means = {name: None if each is None else each.mean for name, each in row.estimates.items()}
         widths = {f"{name}_half_width": None if s is None else s.half_width for name, s in row.scores.items()}
         reached = 0 if row.rounds_to_target is None else len(row.rounds_to_target.values)
-        return {**row.words, "seeds": len(row.seeds), **means, **widths, "runs_at_target": reached}
+        return {**row.words, "seeds": len(row.seeds), **means, **widths, "runs_at_target": reached, **row.counts}
 
     def json(self) -> str:
         """Return the comparison as JSON: for each number its mean, half the width of its interval, and its values."""
-        rows = [
-            {**row.words, "seeds": list(row.seeds), **{name: _as_json(each) for name, each in row.estimates.items()}}
-            for row in self.rows
-        ]
+        rows: list[dict[str, Any]] = []
+        for row in self.rows:
+            estimates = {name: _as_json(each) for name, each in row.estimates.items()}
+            rows.append({**row.words, "seeds": list(row.seeds), **estimates, **row.counts})
         return json.dumps({"rows": rows}, indent=2) + "\n"
 
     def figure(self) -> Figure:
@@ -194,7 +195,9 @@ class Comparison(ComparisonFiles):
         score = self.scores[0]
         if not score.is_of(summary, fedavg, oracle):
             return None
-        return gap_closed(*(score.sign * score.mean(s) for s in (summary, fedavg, oracle)))
+        means = [score.mean(s) for s in (summary, fedavg, oracle)]
+        known = [score.sign * mean for mean in means if mean is not None]
+        return gap_closed(*known) if len(known) == len(means) else None
 
     def _row(self, label: str, summaries: Sequence[Mapping[str, Any]]) -> ComparisonRow:
         return ComparisonRow(
@@ -210,6 +213,7 @@ class Comparison(ComparisonFiles):
             chosen=Estimate.of(self.scores[0].of_chosen(s) for s in summaries),
             gap_closed=Estimate.of(self._gap_closed(s) for s in summaries),
             **{name: Estimate.of(get(s) for s in summaries) for name, get in NUMBERS.items()},
+            scored={score.name: _scored(score, summaries) for score in self.scores},
         )
 
     @cached_property
@@ -240,7 +244,16 @@ class Comparison(ComparisonFiles):
     def note(self) -> str:
         """What stands below the table."""
         note = f"{self._data}. ±: 95 % interval of the mean over seeds. Gap closed: 0 is FedAvg, 1 the oracle."
-        return note if all(row.chosen is None for row in self.rows) else f"{note} {CHOSEN}"
+        if any(row.chosen is not None for row in self.rows):
+            note += f" {CHOSEN}"
+        if any(row.counts for row in self.rows):
+            note += f" {SCORED}"
+        return note
+
+
+def _scored(score: Score, summaries: Sequence[Mapping[str, Any]]) -> Scored:
+    """Return how many clients of some runs have a score, in those runs that have the metric."""
+    return sum((score.clients(s) for s in summaries if score.is_of(s)), Scored())
 
 
 def _setting(summary: Mapping[str, Any]) -> tuple[Any, ...]:

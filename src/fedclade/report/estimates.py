@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from fedclade.report.formats import duration, number, traffic
-from fedclade.report.score import Score
+from fedclade.report.score import Score, Scored
 from fedclade.tasks import mean_and_interval
 
 BASELINES = ("fedavg", "local", "oracle")
@@ -15,6 +15,9 @@ BASELINES = ("fedavg", "local", "oracle")
 
 CHOSEN = "Chosen round: the test score of the round that is best on validation data; all else is of the last round."
 """What a table says of the round that validation data chose."""
+
+SCORED = "(18 of 20), say: the clients with a score; it is undefined for the test data of the others."
+"""What a table says of means over some of the clients."""
 
 NUMBERS: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
     "ari": lambda s: s["clusters"]["ari"],
@@ -81,6 +84,8 @@ class ComparisonRow:
     honest: Estimate | None = None
     """Mean score of honest clients; None without adversaries, as is the success of a backdoor."""
     attack_success: Estimate | None = None
+    scored: Mapping[str, Scored] = field(default_factory=dict[str, Scored])
+    """By metric: how many clients have a score, and how many have none, of all runs together."""
 
     @property
     def words(self) -> dict[str, str]:
@@ -98,6 +103,15 @@ class ComparisonRow:
         kept = [name for name in names if name not in there or there[name] is not None]
         return numbers | {name: getattr(self, name) for name in kept}
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """The numbers of clients with and without a score, as files call them, where some have none."""
+        found: dict[str, int] = {}
+        for name, scored in self.scored.items():
+            if scored.without:
+                found |= {f"{name}_clients": scored.clients, f"{name}_without_score": scored.without}
+        return found
+
 
 def write_mean(estimate: Estimate | None, digits: int) -> str:
     """Write a mean for people."""
@@ -114,6 +128,11 @@ def write_with_interval(score: Score, estimate: Estimate | None) -> str:
     if estimate is None or estimate.half_width is None:
         return write_score(score, estimate)
     return f"{score.digits(estimate.mean)} ± {score.digits(estimate.half_width, like=estimate.mean)}"
+
+
+def with_number(row: ComparisonRow, score: Score, write: Callable[[Score, Estimate | None], str]) -> str:
+    """Write a mean score, with the number of clients that have one if others have none."""
+    return row.scored.get(score.name, Scored()).after(write(score, row.scores[score.name]))
 
 
 def _mean(estimate: Estimate | None) -> float | None:
@@ -171,7 +190,7 @@ def all_columns(scores: Sequence[Score]) -> Columns:
     """Return the columns of rows with some metrics, of which the first counts."""
 
     def written(score: Score) -> Callable[[ComparisonRow], str]:
-        return lambda row: write_with_interval(score, row.scores[score.name])
+        return lambda row: with_number(row, score, write_with_interval)
 
     first, *others = scores
     return {

@@ -35,11 +35,18 @@ def newcomer_table(newcomers: Newcomers, run: Run) -> Table:
     alone = count(summary["rounds_alone"], "round")
     table.caption = f"own: trained alone for {alone}, as many as the run's; "
     table.caption += "tuned: the model it got after one epoch on its data"
+    if without := summary["without_score"]:
+        table.caption += f"\n{_without_score(without, summary['newcomers'])}, and are left out of the means"
     if summary["fit_nowhere"]:
         misfits = count(summary["fit_nowhere"], "newcomer")
         got = "the deepest node that still fits" if summary["only_fitting"] else "the leaf that they came to"
         table.caption += f"\n{misfits} of {summary['newcomers']} fit nowhere, and got {got}"
     return table
+
+
+def _without_score(without: int, newcomers: int) -> str:
+    have = "has" if without == 1 else "have"
+    return f"{without} of {count(newcomers, 'newcomer')} {have} no score: undefined for their test data"
 
 
 def _path(row: Mapping[str, Any]) -> Text:

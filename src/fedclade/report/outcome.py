@@ -51,7 +51,8 @@ class Outcome:
 
     def mean_score(self, members: Iterable[int]) -> float | None:
         """Return the mean score of the clients among some that have one; None if there is none."""
-        scores = [self.score.of(self.rows[client]) for client in members if client in self.rows]
+        rows = [self.rows[client] for client in members if client in self.rows]
+        scores = self.score.by_client(rows).values()
         return sum(scores) / len(scores) if scores else None
 
 

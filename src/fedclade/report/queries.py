@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import isnan
 from typing import NamedTuple
 
 from fedclade.core import Node, ParameterTree
@@ -70,17 +71,19 @@ def splits_by_round(tree: ParameterTree) -> dict[int, list[int]]:
 
 
 def score_series(run: Run) -> dict[int, Series]:
-    """Return the mean score of the clients in each cluster over the rounds, by node.
+    """Return the mean score of the clients in each cluster over the rounds, by node; of those that have one.
 
     The evaluation after a split counts for the cluster that was split: its parts still have its model.
     """
     score = Score.of_run(run)
     scores: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in run.client_rows:
+        if isnan(value := score.of(row)):
+            continue
         node = run.tree.nodes[row["cluster"]]
         while node.born >= row["round"] and node.parent is not None:
             node = run.tree.nodes[node.parent]
-        scores[node.id][row["round"]].append(score.of(row))
+        scores[node.id][row["round"]].append(value)
     return {node: over_rounds(by_round, _mean) for node, by_round in sorted(scores.items())}
 
 

@@ -49,8 +49,8 @@ class RunView:
 
     @cached_property
     def scores(self) -> dict[int, float]:
-        """The last score of each client."""
-        return {client: self.score.of(row) for client, row in self.outcome.rows.items()}
+        """The last score of each client that has one."""
+        return self.score.by_client(self.outcome.rows.values())
 
     @cached_property
     def before(self) -> tuple[str, dict[int, float]] | None:
@@ -60,7 +60,7 @@ class RunView:
         """
         if self.against is not None:
             rows = Outcome.of(self.against).rows
-            return self.against_label, {client: self.score.of(row) for client, row in rows.items()}
+            return self.against_label, self.score.by_client(rows.values())
         last = {client: row["served_by"] for client, row in self.outcome.rows.items() if "served_by" in row}
         rounds = [
             row["round"]
@@ -71,4 +71,4 @@ class RunView:
             return None
         at = max(rounds)
         rows = [row for row in self.run.client_rows if row["round"] == at and row["served_by"] == 0]
-        return f"the root’s model of round {at}", {row["client"]: self.score.of(row) for row in rows}
+        return f"the root’s model of round {at}", self.score.by_client(rows)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,31 @@ CAPITALS = (
     *("psnr", "r2", "rmse", "rmsle", "smape", "ssim", "wer"),
 )
 """Words in names of metrics that are abbreviations."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """How many clients have a score by a metric, and for how many it is undefined."""
+
+    clients: int = 0
+    without: int = 0
+
+    def __add__(self, other: Scored) -> Scored:
+        return Scored(self.clients + other.clients, self.without + other.without)
+
+    @property
+    def text(self) -> str:
+        """The clients with a score among all, such as ``18 of 20``; nothing if none lacks one."""
+        return f"{self.clients:,} of {self.clients + self.without:,}" if self.without else ""
+
+    @property
+    def of_clients(self) -> str:
+        """The same as part of a sentence: ``18 of 20 clients``, or ``the clients``."""
+        return f"{self.text} clients" if self.without else "the clients"
+
+    def after(self, written: str) -> str:
+        """Return a score as written, with this number behind it if a client lacks one."""
+        return f"{written} ({self.text})" if self.without else written
 
 
 @dataclass(frozen=True)
@@ -86,12 +112,22 @@ class Score:
         return all(self in Score.all_of(summary) for summary in summaries)
 
     def of(self, row: Row) -> float:
-        """Return a client's score from its row of ``clients.parquet``."""
+        """Return a client's score from its row of ``clients.parquet``; NaN if it has none."""
         return row[self.name] if self.name in row else perplexity(row["loss"])  # of language in earlier versions
 
-    def mean(self, summary: Mapping[str, Any]) -> float:
-        """Return the mean score of a run."""
+    def by_client(self, rows: Iterable[Row]) -> dict[int, float]:
+        """Return the score of each client that has one, given rows of ``clients.parquet``."""
+        scores = {row["client"]: self.of(row) for row in rows}
+        return {client: score for client, score in scores.items() if not math.isnan(score)}
+
+    def mean(self, summary: Mapping[str, Any]) -> float | None:
+        """Return the mean score of a run's clients that have one; None if none has."""
         return summary[self.name]["mean"]
+
+    def clients(self, summary: Mapping[str, Any]) -> Scored:
+        """Return how many of a run's clients have a score; unknown of runs of earlier versions."""
+        spread = summary[self.name]
+        return Scored(spread.get("clients", 0), spread.get("without_score", 0))
 
     def of_chosen(self, summary: Mapping[str, Any], split: str = "test") -> float | None:
         """Return the mean score of the round that validation data chose, on one split; None without such a round."""
@@ -101,7 +137,7 @@ class Score:
         """Return the mean score of a run's honest clients; None of a run without adversaries."""
         return summary.get("adversary", {}).get("scores", {}).get(self.name, {}).get("honest")
 
-    def worst_tenth(self, summary: Mapping[str, Any]) -> float:
+    def worst_tenth(self, summary: Mapping[str, Any]) -> float | None:
         """Return the mean score of the worst tenth of a run's clients."""
         return summary[self.name]["worst10_mean"]
 

@@ -22,7 +22,7 @@ from fedclade.core import ConfigError, import_extra
 from fedclade.report.comparison import Comparison
 from fedclade.report.comparison_figures import all_labels, suite_figure
 from fedclade.report.comparison_files import ComparisonFiles, csv_table, markdown_table
-from fedclade.report.estimates import BASELINES, ComparisonRow, Estimate, write_score, write_with_interval
+from fedclade.report.estimates import BASELINES, ComparisonRow, Estimate, with_number, write_score, write_with_interval
 from fedclade.report.formats import number
 from fedclade.report.printed import BesidePrinted
 from fedclade.report.ranks import Ranks, rank_figure, ranks_of
@@ -162,8 +162,9 @@ class SuiteComparison(ComparisonFiles):
             score = self._score_of[name]
             for label, runs in comparison.runs.items():
                 for summary in (run.summary for run in runs):
-                    if summary["algorithm"] != ORACLE and score.is_of(summary) and isfinite(score.mean(summary)):
-                        scores[name, summary["seed"]][label] = score.sign * score.mean(summary)
+                    mean = score.mean(summary) if score.is_of(summary) else None
+                    if summary["algorithm"] != ORACLE and mean is not None and isfinite(mean):
+                        scores[name, summary["seed"]][label] = score.sign * mean
         return ranks_of(scores)
 
     @cached_property
@@ -213,7 +214,7 @@ class SuiteComparison(ComparisonFiles):
         def cell(score: Score, row: ComparisonRow | None) -> str:
             if row is None:
                 return ""
-            return written(score, row.scores[score.name]) + ("" if row.ari is None else f"  {number(row.ari.mean)}")
+            return with_number(row, score, written) + ("" if row.ari is None else f"  {number(row.ari.mean)}")
 
         scores = list(self._score_of.values())
         return {label: [*map(cell, scores, rows)] for label, rows in self._by_label.items()}

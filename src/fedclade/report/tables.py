@@ -103,8 +103,12 @@ def facts(run: Run) -> Iterator[tuple[str, str]]:
     if personal := queries.personal_part(run):
         yield "personal", f"{shortened(personal.names)}: {personal.numbers} of each client's model stay there"
     for score in Score.all_of(s):
-        spread = s[score.name]
-        yield score.label, f"mean {score.text(spread['mean'])}, std {score.text(spread['std'])} over the clients"
+        spread, scored = s[score.name], score.clients(s)
+        if spread["mean"] is None:
+            yield score.label, f"no score: undefined for the test data of {count(scored.without, 'client')}"
+            continue
+        over = scored.of_clients
+        yield score.label, f"mean {score.text(spread['mean'])}, std {score.text(spread['std'])} over {over}"
         yield "", ", ".join(f"{name} {score.text(spread[key])}" for name, key in QUANTILES.items())
     if chosen := s.get("chosen"):
         counts, of_round = Score.named(chosen["metric"], s), f"round {chosen['round']}, best on validation data"

@@ -16,7 +16,7 @@ from fedclade.channel import Adversary, Lying
 from fedclade.core import Clients, ConfigError, Evaluation, Mixture, ParameterTree, require, rng, shown
 from fedclade.data import Backdoor, Federation, LabelFlip, poisoned
 from fedclade.runs.store.row_table import Row, RowTable
-from fedclade.tasks import FittedTask, cluster_scores, spread
+from fedclade.tasks import FittedTask, cluster_scores, mean_score, spread
 
 ACCURACY = "accuracy"
 """The metric by which a backdoor succeeds."""
@@ -96,8 +96,8 @@ class Adversaries:
         name = self.task.metrics[0].name
         scores = {} if evaluation is None else dict(zip(evaluation.ids, evaluation.scores[:, 0].tolist(), strict=True))
         return {
-            f"{name}_honest": _mean([score for client, score in scores.items() if self._is_honest(client)]),
-            f"{name}_adversaries": _mean([score for client, score in scores.items() if not self._is_honest(client)]),
+            f"{name}_honest": mean_score(score for client, score in scores.items() if self._is_honest(client)),
+            f"{name}_adversaries": mean_score(score for client, score in scores.items() if not self._is_honest(client)),
             "ari_honest": self._ari(tree, truth),
             "attack_success": success,
         }
@@ -112,11 +112,10 @@ class Adversaries:
         for metric in self.task.metrics:
             values = np.asarray(rows.column(metric.name), dtype=np.float64)
             numbers = spread(values[honest].tolist(), lower_is_better=not metric.higher_is_better)
-            of_honest = {"honest": numbers["mean"], "honest_worst10": numbers["worst10_mean"]} if honest.any() else {}
             scores[metric.name] = {
-                **dict.fromkeys(("honest", "honest_worst10")),
-                **of_honest,
-                "adversaries": _mean(values[~honest].tolist()),
+                "honest": numbers["mean"],
+                "honest_worst10": numbers["worst10_mean"],
+                "adversaries": mean_score(values[~honest].tolist()),
             }
         alone, mixed, beside = self._where(tree)
         return {
@@ -159,7 +158,3 @@ def _drawn(adversary: Adversary, federation: Federation, seed: int) -> list[int]
     by_key = sorted(among, key=lambda client: federation.keys[client])
     drawn = rng.generator(seed, "adversaries").permutation(len(by_key))[:number]
     return [by_key[place] for place in drawn.tolist()]
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if len(values) else None

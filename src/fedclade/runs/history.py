@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from math import isfinite
+from math import isfinite, isnan
 from typing import Any
 
 import numpy as np
@@ -228,10 +228,15 @@ class History:
         return metric.reached(score, self.target[1])
 
     def _share_at_target(self, rows: Sequence[Row]) -> float | None:
-        """Return the share of clients, of each a row of scores, that have reached the target, if there is one."""
-        if self.target is None or not rows:
+        """Return the share of clients with a score that have reached the target, given a row of scores of each.
+
+        None if there is no target, or no client has a score.
+        """
+        if self.target is None:
             return None
-        return sum(self._is_reached(row) for row in rows) / len(rows)
+        name = self.target[0]
+        scored = [row for row in rows if not isnan(row[name])]
+        return sum(self._is_reached(row) for row in scored) / len(scored) if scored else None
 
 
 def counting(row: Row) -> tuple[str, float | None]:
@@ -257,10 +262,13 @@ def _mean_loss(losses: Iterable[float]) -> float | None:
 
 
 def _weighted(evaluation: Evaluation, tree: ParameterTree) -> float | None:
-    """Return the mean score over all targets of clients in a current cluster (FedGroup section IV-A)."""
+    """Return the mean score over all targets of clients in a current cluster (FedGroup section IV-A).
+
+    Clients without a score are left out.
+    """
     assigned = {client for leaf in tree.leaves for client in leaf.members}
     scores = zip(evaluation.ids, evaluation.scores[:, 0].tolist(), evaluation.examples.tolist(), strict=True)
-    counted = [(score * n, n) for client, score, n in scores if client in assigned]
+    counted = [(score * n, n) for client, score, n in scores if client in assigned and not isnan(score)]
     return sum(total for total, _ in counted) / sum(n for _, n in counted) if counted else None
 
 

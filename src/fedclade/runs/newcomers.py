@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from math import isnan
 from operator import methodcaller
 from typing import Any, TypeVar
 
@@ -14,7 +15,16 @@ from torch import Tensor, nn
 from fedclade.algorithms import Algorithm, Local, build_algorithm
 from fedclade.channel import Signature, mechanism_of
 from fedclade.clustering import Assignment, all_of, without_labels
-from fedclade.core import ConfigError, LocalTraining, ParameterTree, Round, RunError, checked, reading_folder
+from fedclade.core import (
+    ConfigError,
+    Evaluation,
+    LocalTraining,
+    ParameterTree,
+    Round,
+    RunError,
+    checked,
+    reading_folder,
+)
 from fedclade.data import Federation
 from fedclade.models import PARTS, Parts
 from fedclade.runs.backend import Backend
@@ -184,7 +194,7 @@ class Arrival:
         clients = self.backend.clients
         return without_labels(self.tree, clients.ids, clients, members.backend.clients, self.last.seed)
 
-    def scores(self, assignments: Sequence[Assignment], nodes: Sequence[int]) -> dict[str, list[float]]:
+    def scores(self, assignments: Sequence[Assignment], nodes: Sequence[int]) -> dict[str, list[float | None]]:
         """Return the columns of :func:`score_columns`, for newcomers that get the models of some nodes.
 
         Personal parameters, where there are any, are fitted to a model before it is scored; where clients tune the
@@ -198,7 +208,7 @@ class Arrival:
         at_home = replace(self.last, purpose="finetune", communicates="nothing")
         at_home = replace(at_home, number=self.last.number + self._is_parted)  # after they were fitted
 
-        def tuned(spec: LocalTraining) -> list[float]:
+        def tuned(spec: LocalTraining) -> list[float | None]:
             made = all_of(ids, clients.train(ids, models, rows, replace(at_home, spec=spec))).required_deltas
             return self._score(ids, models[rows] + made, each_its_own)
 
@@ -215,16 +225,16 @@ class Arrival:
     def _is_parted(self) -> bool:
         return bool(self.backend.workers.layout.personal)
 
-    def _score(self, ids: Sequence[int], models: Tensor, rows: Sequence[int]) -> list[float]:
-        return self.backend.clients.evaluate(ids, models, rows, "test").scores[:, 0].tolist()
+    def _score(self, ids: Sequence[int], models: Tensor, rows: Sequence[int]) -> list[float | None]:
+        return _known(self.backend.clients.evaluate(ids, models, rows, "test"))
 
-    def _by_mixture(self, ids: Sequence[int], nodes: Sequence[int], scores: list[float]) -> list[float]:
+    def _by_mixture(self, ids: Sequence[int], nodes: Sequence[int], scores: list[float | None]) -> list[float | None]:
         """Return the scores of newcomers, by the mixture of all leaves' models if the algorithm has one."""
         if (mixture := self.algorithm.mixture(None)) is None:
             return scores
         models, _ = self.tree.models([leaf.id for leaf in self.tree.leaves])
         found = self.backend.clients.evaluate(ids, models, [0] * len(ids), "test", mixture=mixture)
-        mixed = found.scores[:, 0].tolist()
+        mixed = _known(found)
         return [mine if node else score for mine, node, score in zip(mixed, nodes, scores, strict=True)]
 
     def _forget(self) -> None:
@@ -239,7 +249,7 @@ class Arrival:
             fitting = replace(self.last, personal_epochs=epochs, communicates="nothing")
             self.backend.clients.train(ids, models, rows, fitting)
 
-    def _trained_alone(self, ids: Sequence[int]) -> list[float]:
+    def _trained_alone(self, ids: Sequence[int]) -> list[float | None]:
         """Return the scores of the models that clients get on their own, in as many rounds as the run had."""
         method, clients = Local(), self.backend.clients
         initial = self.backend.initial.view(-1, self.backend.initial.shape[-1])[:1]
@@ -247,6 +257,11 @@ class Arrival:
         for number in range(1, self.last.number + 1):
             state, _ = method.step(state, ids, clients, replace(self.last, number=number))
         return self._score(ids, initial, state.rows(ids))
+
+
+def _known(evaluation: Evaluation) -> list[float | None]:
+    """Return the score of each client by the metric that counts; None if it has none."""
+    return [None if isnan(score) else score for score in evaluation.scores[:, 0].tolist()]
 
 
 def _noted(run: Run, what: str, build: Callable[..., T], *values: Any, **options: Any) -> T:
@@ -266,7 +281,11 @@ def _true_clusters_of_leaves(run: Run) -> Mapping[int, int]:
 
 
 def _row(
-    each: Assignment, path: Sequence[int], newcomers: Federation, truth: Mapping[int, int], scores: Mapping[str, float]
+    each: Assignment,
+    path: Sequence[int],
+    newcomers: Federation,
+    truth: Mapping[int, int],
+    scores: Mapping[str, float | None],
 ) -> Row:
     true_cluster = None if newcomers.true_clusters is None or not truth else newcomers.true_clusters[each.client]
     return {

@@ -182,6 +182,8 @@ def run_round(
         if (adversaries := backend.adversaries) is not None:
             success = adversaries.attacked(clients, asked, models, rows, together.get("mixture"))
         _warn_of_losses(number, answered)
+        if not training.history.clients:  # once, after the first evaluation
+            _warn_of_scores(number, answered, [metric.name for metric in backend.task.metrics])
     log = replace(log, events=(*events, *backend.retrying.told()))
     cost = meter.since(before, perf_counter() - start)
     cost |= {} if clients.present is None else {"clients_present": clients.present}
@@ -286,6 +288,17 @@ def check_models(number: int, before: ParameterTree, after: ParameterTree) -> No
                 f"round {number}: the model of cluster {node.id} has diverged: {bad} of its {len(node.model)} entries "
                 f"are NaN or infinite; its clients are {shown(list(node.members))}; lower the step size local.lr, or "
                 "algorithm.eta_g where there is one"
+            )
+
+
+def _warn_of_scores(number: int, evaluation: Evaluation, metrics: Sequence[str]) -> None:
+    """Warn of metrics by which no client has a score, as they will stay empty in all tables."""
+    for name, scores in zip(metrics, evaluation.scores.T, strict=True):
+        if len(scores) and bool(scores.isnan().all()):
+            _log.warning(
+                "round %d: no client has a score by %s: it is undefined for the test data of all %d clients; choose "
+                "another metric, or give clients more test data",
+                *(number, name, len(scores)),
             )
 
 

@@ -9,13 +9,13 @@ all rounds would not be.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import isfinite
+from math import isfinite, isnan
 from typing import Any
 
 from fedclade.core import ConfigError, Evaluation, shown
 from fedclade.data import Federation
 from fedclade.runs.store.row_table import Row
-from fedclade.tasks import Metric
+from fedclade.tasks import Metric, mean_score
 
 
 def check_validation(federation: Federation, what: str = "evaluate_validation = true") -> None:
@@ -29,11 +29,16 @@ def check_validation(federation: Federation, what: str = "evaluate_validation = 
 
 
 def validation_columns(metrics: Sequence[Metric], evaluation: Evaluation | None) -> Row:
-    """Return the means over the clients of an evaluation on validation data, as columns of ``metrics.parquet``."""
+    """Return the means over the clients of an evaluation on validation data, as columns of ``metrics.parquet``.
+
+    Clients without a score are left out of the mean by that metric, which is None if no client has one.
+    """
     if evaluation is None:
         return {}
-    means = evaluation.scores.double().mean(0).tolist()
-    columns = {column_of(metric.name): mean for metric, mean in zip(metrics, means, strict=True)}
+    scores = evaluation.scores.double()
+    columns: Row = {}
+    for metric, mean, of_clients in zip(metrics, scores.mean(0).tolist(), scores.T, strict=True):
+        columns[column_of(metric.name)] = mean_score(of_clients.tolist()) if isnan(mean) else mean
     return columns | {column_of("loss"): evaluation.losses.double().mean().item()}
 
 

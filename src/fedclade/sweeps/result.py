@@ -37,8 +37,8 @@ class TrialRow:
     """On validation data, of each run's best round there: what the sweep goes by."""
     test: float
     """On test data, of those rounds."""
-    last: float
-    """On test data, of the last round."""
+    last: float | None
+    """On test data, of the last round; None if no client has a score there."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +161,8 @@ class SweepResult:
         rows = [chosen_round(run.metric_rows, score.metric) for run in runs]
         column = column_of(score.name), f"{score.name}_mean"
         validation, test = (fmean(row[name] for row in rows if row is not None) for name in column)
-        last = fmean(score.mean(run.summary) for run in runs)
+        means = [mean for run in runs if (mean := score.mean(run.summary)) is not None]
+        last = fmean(means) if means else None
         return TrialRow(number, label, self.drawn[label], validation, test, last)
 
 

@@ -3,16 +3,26 @@
 It imports :mod:`fedclade.core` alone.
 """
 
-from fedclade.tasks.losses import LOSSES, Loss, counted, cross_entropy
+from fedclade.tasks.losses import LOSSES, SHAPES, Loss, counted, cross_entropy
 from fedclade.tasks.metrics import OLD_METRIC, Metric, is_share, metric, noted_metrics
 from fedclade.tasks.mixing import mixed
-from fedclade.tasks.scores import RIGHT, SPREAD, cluster_scores, gap_closed, mean_and_interval, perplexity, spread
+from fedclade.tasks.scores import (
+    RIGHT,
+    SPREAD,
+    cluster_scores,
+    gap_closed,
+    mean_and_interval,
+    mean_score,
+    perplexity,
+    spread,
+)
 from fedclade.tasks.task import SUMMARIES, TASKS, FittedTask, Task, build_task
 
 __all__ = [
     "LOSSES",
     "OLD_METRIC",
     "RIGHT",
+    "SHAPES",
     "SPREAD",
     "SUMMARIES",
     "TASKS",
@@ -27,6 +37,7 @@ __all__ = [
     "gap_closed",
     "is_share",
     "mean_and_interval",
+    "mean_score",
     "metric",
     "mixed",
     "noted_metrics",

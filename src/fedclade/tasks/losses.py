@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -58,3 +59,17 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("mse", "mae", "huber", "smooth_l1", "poisson_nll"), ("regression",)),
 }
 """The kinds of targets that each of them is for."""
+
+Shapes = Literal["targets", "columns", "model"]
+
+SHAPES: Mapping[Shapes, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
+    "targets": lambda outputs, targets: (outputs.reshape(targets.shape), targets),
+    "columns": lambda outputs, targets: (outputs.reshape(len(targets), -1), targets.reshape(len(targets), -1)),
+    "model": lambda outputs, targets: (outputs.reshape(len(targets), -1), targets),
+}
+"""Shapes in which a loss of the user's own may take outputs and targets, the first that fits.
+
+Outputs ``[B, 1]`` and targets ``[B]`` would be broadcast to ``[B, B]``. So both are ``[B]``; for a
+loss that averages over the last dimension both are ``[B, 1]``; and one that indexes the outputs of
+a model gets them as ``[B, 1]``. With several targets all three are the same.
+"""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import math
 import re
@@ -13,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedclade.core import IGNORED, ConfigError, DataError, TaskKind, shown, unknown
+from fedclade.core import ConfigError, TaskKind, shown, unknown
+from fedclade.tasks.client_scores import HIGHER_IS_BETTER, client_score, family_of
 from fedclade.tasks.scores import perplexity
 
 
@@ -38,7 +38,8 @@ class Metric:
     final
         What the mean is turned into, such as a root.
     whole
-        Of all outputs ``[n, ...]`` and targets ``[n, ...]`` of a client.
+        Of all outputs ``[n, ...]`` and targets ``[n, ...]`` of a client. NaN if it is undefined for
+        these targets: the client then has no score, and is left out of means.
     """
 
     name: str
@@ -53,6 +54,14 @@ class Metric:
     def noted(self) -> dict[str, Any]:
         """What files say of it."""
         return {"name": self.name, "higher_is_better": self.higher_is_better, "share": self.share}
+
+    @property
+    def worst(self) -> float:
+        """Score of a model that gives NaN or infinite outputs."""
+        if self.share:
+            return 0.0 if self.higher_is_better else 1.0
+        bound = -math.inf if self.higher_is_better else math.inf
+        return bound if self.final is None else self.final(bound)
 
     def reached(self, score: float, target: float) -> bool:
         """Whether a score is at least as good as a target."""
@@ -83,7 +92,7 @@ def metric(name: object, kind: TaskKind, outputs: int) -> Metric:
     if isinstance(name, Metric):
         return name
     if not isinstance(name, str):
-        return _of_object(name, kind)
+        return _of_object(name, kind, outputs)
     check_metric(name, kind)
     return OWN[kind][name] if name in OWN[kind] else _of_torchmetrics(name, kind, outputs)
 
@@ -168,9 +177,6 @@ TORCHMETRICS: Mapping[TaskKind, Mapping[str, str]] = {
 }
 """Names of metrics, and the classes of torchmetrics that they are; those of labels are means over the labels."""
 
-_RANKS = ("auroc", "average_precision")
-"""Metrics that need examples of more than one class."""
-
 
 def _of_torchmetrics(name: str, kind: TaskKind, outputs: int) -> Metric:
     """Return a metric of torchmetrics by our name for it."""
@@ -187,38 +193,60 @@ def _of_torchmetrics(name: str, kind: TaskKind, outputs: int) -> Metric:
     made = getattr(package, TORCHMETRICS[kind][name])(**options)
     higher = True if made.higher_is_better is None else made.higher_is_better
     share = kind != "regression" and name not in _SIGNED
-    return Metric(name, higher, share, whole=_computed(made, kind, name))
+    return Metric(name, higher, share, whole=_whole(made, kind))
 
 
-def _of_object(made: Any, kind: TaskKind) -> Metric:
-    """Return a metric around an object of torchmetrics, or one that works alike."""
+def _of_object(made: Any, kind: TaskKind, outputs: int) -> Metric:
+    """Return a metric around an object of torchmetrics, or one that works alike.
+
+    Raises
+    ------
+    ConfigError
+        If it is no such object, or cannot score examples of every label.
+    """
     higher = getattr(made, "higher_is_better", None)
+    if higher is None and family_of(made) in HIGHER_IS_BETTER:
+        higher = True
     if not hasattr(made, "update") or not hasattr(made, "compute") or not isinstance(higher, bool):
         raise ConfigError(
             "task.metrics should be names, or torchmetrics objects whose higher_is_better is true or false, got "
             f"{shown(made)}"
         )
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", getattr(made, "name", type(made).__name__)).lower()
-    return Metric(name, higher, whole=_computed(made, kind, name))
+    _check_object(made, name, kind, outputs)
+    return Metric(name, higher, whole=_whole(made, kind))
 
 
-def _computed(made: Any, kind: TaskKind, name: str) -> Callable[[Tensor, Tensor], float]:
+def _whole(made: Any, kind: TaskKind) -> Callable[[Tensor, Tensor], float]:
     def whole(outputs: Tensor, targets: Tensor) -> float:
-        if kind in ("binary", "multilabel"):
-            outputs, targets = outputs.view(targets.shape).sigmoid(), targets.long()
-        elif kind == "classification":
-            outputs = outputs.softmax(-1)
-            keep = targets != IGNORED
-            outputs, targets = outputs[keep], targets[keep]
-        else:
-            outputs = outputs.view(targets.shape)
-        if name in _RANKS and kind in ("binary", "classification") and len(seen := targets.unique()) < 2:
-            raise DataError(
-                f"{name} needs examples of two classes, and all {len(targets)} are of class {int(seen[0])}; choose "
-                "another metric, such as accuracy, or give the client more test data"
-            )
-        mine = copy.deepcopy(made)
-        mine.update(outputs, targets)
-        return float(mine.compute().mean())
+        return client_score(made, kind, outputs, targets)
 
     return whole
+
+
+TRIAL = 64
+"""Examples, at most, on which a metric that is an object is tried."""
+
+
+def _check_object(made: Any, name: str, kind: TaskKind, outputs: int) -> None:
+    """Check that an object scores examples with all labels, before it is relied on."""
+    n = min(2 * max(2, outputs), TRIAL)
+    labels = torch.arange(n)
+    numbers = torch.rand(n, outputs, generator=torch.Generator().manual_seed(0)) + 0.5
+    given = numbers
+    if kind in ("classification", "language"):
+        targets = labels % outputs
+        if kind == "language":
+            given, targets = given[:, None], targets[:, None]
+    elif kind == "multilabel":
+        targets = ((labels[:, None] + torch.arange(outputs)) % 2).float()
+    elif kind == "binary":
+        targets = (labels % 2).float()
+    else:
+        targets = numbers.flip(0) if outputs > 1 else numbers.flip(0)[:, 0]
+    try:
+        client_score(made, kind, given, targets)
+    except Exception as error:  # whatever an object of the user's raises
+        raise ConfigError(
+            f"task.metrics: {name} cannot score a {kind} task with {outputs} outputs: {type(error).__name__}: {error}"
+        ) from error

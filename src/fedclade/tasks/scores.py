@@ -3,35 +3,59 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from fedclade.core import ArrayMapping
 
 QUANTILES = (5, 10, 25, 50, 75, 90)
-SPREAD = ("mean", "std", "min", "max", *(f"p{q}" for q in QUANTILES), "worst10_mean")
+NUMBERS = ("mean", "std", "min", "max", *(f"p{q}" for q in QUANTILES), "worst10_mean")
+COUNTS = ("clients", "without_score")
+SPREAD = (*NUMBERS, *COUNTS)
 """What :func:`spread` returns."""
 
 
-def spread(values: Sequence[float], *, lower_is_better: bool = False) -> dict[str, float]:
-    """Return how a score is spread over clients: mean, std, extremes, quantiles, and the mean of the worst tenth.
+def spread(values: Iterable[float | None], *, lower_is_better: bool = False) -> dict[str, Any]:
+    """Return how a score is spread over the clients that have one.
 
-    ``std`` has ddof 0; the worst tenth, with the largest values if ``lower_is_better`` (perplexity), is rounded up to
-    whole clients. All are NaN if there are no values.
+    Parameters
+    ----------
+    values
+        The score of each client; NaN or None if the metric is undefined for its data.
+    lower_is_better
+        Whether the worst clients are those with the largest scores, as of perplexity.
+
+    Returns
+    -------
+    dict
+        ``mean``, ``std`` (ddof 0), ``min``, ``max``, percentiles ``p5`` to ``p90`` and
+        ``worst10_mean``, the mean of the worst tenth, rounded up to whole clients; each None if no
+        client has a score. Then how many ``clients`` have one, and how many are ``without_score``.
     """
-    if len(values) == 0:
-        return dict.fromkeys(SPREAD, math.nan)
-    ordered = np.sort(np.asarray(values, dtype=np.float64))
+    given = np.asarray([math.nan if value is None else value for value in values], dtype=np.float64)
+    ordered = np.sort(given[~np.isnan(given)])
+    counts = {"clients": len(ordered), "without_score": len(given) - len(ordered)}
+    if len(ordered) == 0:
+        return {**dict.fromkeys(NUMBERS), **counts}
     tenth = math.ceil(len(ordered) / 10)
     worst = ordered[-tenth:] if lower_is_better else ordered[:tenth]
-    numbers = (
-        *(ordered.mean(), ordered.std(), ordered[0], ordered[-1]),
-        *np.percentile(ordered, QUANTILES),
-        worst.mean(),
-    )
-    return dict(zip(SPREAD, map(float, numbers), strict=True))
+    with np.errstate(invalid="ignore"):  # of scores that are infinite, as models have diverged
+        numbers = [
+            *(ordered.mean(), ordered.std(), ordered[0], ordered[-1]),
+            *np.percentile(ordered, QUANTILES),
+            worst.mean(),
+        ]
+    known = [None if math.isnan(number) else float(number) for number in numbers]
+    return {**dict(zip(NUMBERS, known, strict=True)), **counts}
+
+
+def mean_score(values: Iterable[float | None]) -> float | None:
+    """Return the mean score of the clients that have one; None if none has."""
+    known = [value for value in values if value is not None and not math.isnan(value)]
+    return float(np.mean(known)) if known else None
 
 
 def perplexity(loss: float) -> float:

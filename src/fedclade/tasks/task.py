@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedclade.core import IGNORED, ConfigError, DataSpec, RunError, TaskKind, imported, named, require, shown, unknown
-from fedclade.tasks.losses import KINDS, LOSSES, Loss, counted, cross_entropy
+from fedclade.tasks.arguments import LossOver, check_arguments
+from fedclade.tasks.losses import KINDS, LOSSES, SHAPES, Loss, Shapes, counted, cross_entropy
 from fedclade.tasks.metrics import Metric, check_metric, metric
 
 Weights = Literal["balanced"] | Sequence[float]
@@ -29,7 +30,12 @@ class Task:
         ``regression`` (numbers) or ``language`` (the next token at each place). None: what the data says.
     loss
         A name of :data:`~fedclade.tasks.LOSSES`, ``module:function``, or a function of outputs ``[B, ...]`` and targets
-        ``[B, ...]`` that returns the loss of each example, ``[B]``. None: the kind's own.
+        ``[B, ...]`` that returns the loss of each example, ``[B]``. None: the kind's own. Where targets are numbers,
+        or 0 and 1, your own loss gets the outputs in the shape of the targets.
+    loss_over
+        ``"batch"`` declares a loss of your own in which the examples of a batch depend on each other, such as a
+        ranking loss or Cox's partial likelihood; it returns one number for a batch, or numbers whose mean counts. Any
+        other loss is tried before round 1, and refused if an example's loss changes with its batch.
     metrics
         Names, or objects of torchmetrics. The first counts: in targets, validation, tables. Empty: the kind's own.
     class_weights
@@ -40,7 +46,8 @@ class Task:
     Raises
     ------
     ConfigError
-        If a name is unknown, or does not fit the kind; when the task meets its data.
+        If an argument is not of these types; if a name is unknown, or does not fit the kind, once the task meets its
+        data.
 
     Examples
     --------
@@ -53,6 +60,10 @@ class Task:
     metrics: Sequence[Any] = ()
     class_weights: Weights | None = None
     name: str = field(default="", compare=False)  # by which it was asked for
+    loss_over: LossOver = "example"
+
+    def __post_init__(self) -> None:
+        check_arguments(self.kind, self.loss, self.metrics, self.class_weights, self.loss_over)
 
     def of(self, spec: DataSpec, label_counts: Tensor | None = None) -> FittedTask:
         """Return the task for some data.
@@ -79,8 +90,10 @@ class Task:
         metrics = tuple(metric(each, kind, spec.outputs) for each in self.metrics or METRICS_OF[kind])
         names = [each.name for each in metrics]
         require(("task.metrics", names, len(set(names)) == len(names), "different metrics"))
-        balanced = isinstance(self.class_weights, str)
-        return FittedTask(kind, loss, metrics, _weights(self.class_weights, spec, label_counts), balanced)
+        weights, balanced = _weights(self.class_weights, spec, label_counts), isinstance(self.class_weights, str)
+        fitted = FittedTask(kind, loss, metrics, weights, balanced, over_batch=self.loss_over == "batch")
+        _check_loss_over(fitted)
+        return fitted
 
     def as_noted(self, summary: Mapping[str, Any]) -> Task:
         """Return the task with the weights that a run noted in its summary, if they are balanced: not by other clients.
@@ -107,7 +120,8 @@ class Task:
             each if isinstance(each, str) else str(getattr(each, "name", type(each).__name__)) for each in self.metrics
         ]
         weights = self.class_weights if isinstance(self.class_weights, str | None) else [*self.class_weights]
-        return {"name": self.name or self.kind, "loss": loss, "metrics": metrics, "class_weights": weights}
+        found = {"name": self.name or self.kind, "loss": loss, "metrics": metrics, "class_weights": weights}
+        return found if self.loss_over == "example" else {**found, "loss_over": self.loss_over}
 
 
 LOSS_OF: Mapping[TaskKind, str] = {
@@ -146,6 +160,7 @@ def build_task(
     loss: str | None = None,
     metrics: Sequence[str] = (),
     class_weights: str | Sequence[float] | None = None,
+    loss_over: str | None = None,
 ) -> Task:
     """Return the task of a ``[task]`` section.
 
@@ -154,7 +169,7 @@ def build_task(
     name
         One of :data:`TASKS`, that of an installed package, or ``module:factory`` of a :class:`Task` or of a function
         that returns one; a task itself stays; None: the data's own.
-    loss, metrics, class_weights
+    loss, metrics, class_weights, loss_over
         In place of the task's own; see :class:`Task`.
 
     Raises
@@ -183,7 +198,12 @@ def build_task(
             problems.append(str(error))
     if problems:
         raise ConfigError("\n".join(problems))
-    given = {"loss": loss or task.loss, "metrics": tuple(metrics) or task.metrics, "class_weights": weights}
+    given: dict[str, Any] = {
+        "loss": loss or task.loss,
+        "metrics": tuple(metrics) or task.metrics,
+        "class_weights": weights,
+        "loss_over": loss_over or task.loss_over,
+    }
     return replace(task, **given, name=name if isinstance(name, str) else task.name)
 
 
@@ -196,14 +216,26 @@ class FittedTask:
     metrics: tuple[Metric, ...] = (metric("accuracy", "classification", 0),)
     weights: Tensor | None = None  # of labels, [outputs], or of 0 and 1
     balanced: bool = False  # whether the weights are those of the labels' counts; None until these are known
+    over_batch: bool = False  # whether the loss is one number of a whole batch
+    shapes: Shapes = "targets"  # in which a loss of the user's own takes outputs and targets
 
     @cached_property
     def described(self) -> str:
         """What clients and server must have in common: the kind, the loss, the metrics, the weights."""
-        loss = next((name for name, loss in LOSSES.items() if loss is self.loss), _name(self.loss))
+        loss = self.loss_name + (" over the batch" if self.over_batch else "")
         weights = [] if self.weights is None else [f"{weight:g}" for weight in self.weights.tolist()]
         weighted = f" weighted by {'rarity' if self.balanced else ', '.join(weights)}" if self.is_weighted else ""
         return f"{self.kind}: {loss}{weighted}; {', '.join(metric.name for metric in self.metrics)}"
+
+    @cached_property
+    def loss_name(self) -> str:
+        """Name of the loss: as in configs, or ``module:function``."""
+        return next((name for name, loss in LOSSES.items() if loss is self.loss), _name(self.loss))
+
+    @cached_property
+    def has_own_loss(self) -> bool:
+        """Whether the loss is a function of the user's."""
+        return all(loss is not self.loss for loss in LOSSES.values())
 
     @property
     def is_plain(self) -> bool:
@@ -216,11 +248,19 @@ class FittedTask:
         return self.balanced or self.weights is not None
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss of each example, ``[B]``."""
-        losses = self.loss(outputs, targets)
+        """Return the loss of each example, ``[B]``.
+
+        Raises
+        ------
+        ConfigError
+            If the loss does not give one number for each example.
+        """
+        self.check_losses_of_examples()
+        losses = self._values(outputs, targets)
         if losses.shape != (len(targets),):
             raise ConfigError(
-                f"the loss should give one number for each of {len(targets)} examples, got shape {tuple(losses.shape)}"
+                f"the loss should give one number for each of {len(targets)} examples, got shape "
+                f"{tuple(losses.shape)}; declare Task(loss_over='batch') if it is one number of a whole batch"
             )
         if not self.is_weighted:
             return losses
@@ -231,11 +271,43 @@ class FittedTask:
             )
         return losses * self.weights.to(losses)[targets.long().clamp(min=0)]
 
+    def check_losses_of_examples(self) -> None:
+        """Check that each example has a loss by itself; a ConfigError if the loss is one over the batch."""
+        if self.over_batch:
+            raise ConfigError(
+                f"task.loss_over = 'batch': {self.loss_name} has no loss of each example by itself, which this method "
+                "needs, as it weighs or compares examples; choose another method, or a loss of each example"
+            )
+
+    def batch_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the number that a loss over a whole batch gives.
+
+        Raises
+        ------
+        ConfigError
+            If it gives something else than a number, or a number for each example.
+        """
+        values = self._values(outputs, targets)
+        if values.shape not in ((), (1,), (len(targets),)):
+            raise ConfigError(
+                f"task.loss_over = 'batch': {self.loss_name} should give one number for a batch, or one for each of "
+                f"{len(targets)} examples, got shape {tuple(values.shape)}"
+            )
+        return values.mean()
+
+    def _values(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return what the loss gives, for outputs and targets in the shapes that it takes."""
+        if self.has_own_loss and self.kind in ("binary", "multilabel", "regression"):
+            outputs, targets = SHAPES[self.shapes](outputs, targets)
+        return self.loss(outputs, targets)
+
     def mean_loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the mean over the targets of a batch that count, which is what it trains on.
 
         With ``weights [B]`` of examples, each loss counts so many times; it is divided by no other number.
         """
+        if self.over_batch and weights is None:
+            return self.batch_loss(outputs, targets)
         if weights is not None:
             counts = counted(targets)
             return (self.losses(outputs, targets) * counts * weights.to(outputs)).sum() / counts.sum()
@@ -248,7 +320,30 @@ class FittedTask:
         if self.is_plain:
             flat = outputs.flatten(0, -2), targets.flatten()
             return functional.cross_entropy(*flat, ignore_index=IGNORED, reduction="sum")
+        if self.over_batch:
+            return self.batch_loss(outputs, targets) * counted(targets).sum()
         return (self.losses(outputs, targets) * counted(targets)).sum()
+
+
+def _check_loss_over(task: FittedTask) -> None:
+    """Check that whatever needs the loss of each example is not asked of a loss over batches."""
+    if not task.over_batch:
+        return
+    if not task.has_own_loss:
+        raise ConfigError(
+            f"task.loss_over = 'batch' is for a loss of your own, and {task.loss_name} is one of each example; leave "
+            "loss_over out"
+        )
+    if task.is_weighted:
+        raise ConfigError(
+            f"task.loss_over = 'batch': task.class_weights multiply the loss of each example, and {task.loss_name} is "
+            "one of a whole batch; leave class_weights out"
+        )
+    if means := [each.name for each in task.metrics if each.terms is None and each.whole is None]:
+        raise ConfigError(
+            f"task.loss_over = 'batch': {means[0]} is a mean of the loss of each target, and {task.loss_name} is one "
+            "of a whole batch; choose other task.metrics"
+        )
 
 
 def _name(loss: Loss) -> str:

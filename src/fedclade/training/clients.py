@@ -37,6 +37,7 @@ from fedclade.training.descriptors import descriptors
 from fedclade.training.evaluation import Evaluator
 from fedclade.training.jobs import CannotTrainTogether, Engine, Job, Workload
 from fedclade.training.loop import LoopEngine
+from fedclade.training.loss_check import try_loss
 from fedclade.training.memory import default_memory
 from fedclade.training.mixtures import Mixtures
 from fedclade.training.model_check import MODULE_ERRORS, check_model_fits, model_error
@@ -90,8 +91,9 @@ class SimulatedClients(Workers):
     Raises
     ------
     ConfigError
-        If the engine is unknown, or a pattern matches nothing; if training is private, and the module mixes examples
-        or the data changes during a run.
+        If the engine is unknown, or a pattern matches nothing; if a loss of the user's own fails on some examples, or
+        lets them depend on each other without being declared so; if training is private, and the module mixes
+        examples, the loss is one over the batch, or the data changes during a run.
     ModelError
         If the module does not take the federation's inputs, or gives another number of outputs than there are labels.
     """
@@ -118,11 +120,14 @@ class SimulatedClients(Workers):
         pool = federation.pool
         self._chunk = loop.chunk(pool.outputs * (pool.y[0].numel() if len(pool.y) else 1))
         check_model_fits(module, federation, self._device)
+        fitted = Task().of(federation.pool.schema) if task is None else task
+        self._task = try_loss(fitted, module, federation, self._device)
+        if self._task.over_batch:  # of which a part of a client's examples has another
+            self._chunk = max(self._chunk, len(pool.y))
         if private is not None:
-            check_private(module, self.layout.full, federation)
+            check_private(module, self.layout.full, federation, self._task)
         self._engine, self._private = build_engine(engine, resolved), private
         self._memory = default_memory(self._device) if memory is None else memory
-        self._task = Task().of(federation.pool.schema) if task is None else task
 
         def judge(federation: Federation, data: ClientsData) -> Evaluator:
             return Evaluator(federation, self._module, self.layout.full, data, self._task)

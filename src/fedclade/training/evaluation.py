@@ -45,6 +45,7 @@ class Evaluator:
     ) -> None:
         self._module, self._layout, self._data, self._task = module, layout, data, task
         self._traits: Traits | None = None
+        self._warned = set[str]()  # of errors of metrics
         pool = federation.pool
         self._logits_each = pool.outputs * max(1, pool.y[:1].numel())
         self._view_of, self._maps = _views(federation)
@@ -52,6 +53,8 @@ class Evaluator:
     def evaluate(self, query: EvaluationQuery, part: slice, models: Tensor, assignment: Sequence[int]) -> Evaluation:
         """Let each client of a part of a query evaluate its model, by its row of ``[m, F]``."""
         ids, split, compares = query.ids[part], query.split, query.compares
+        if compares:
+            self._task.check_losses_of_examples()
         queries, query_of, makes, held = self._queries(ids, assignment, split, len(models))
         scores = np.empty((len(self._task.metrics) + 2, len(queries[0])))
         each: list[NDArray[Any]] | None = [] if compares else None  # the losses of the examples of each query
@@ -162,10 +165,14 @@ class Evaluator:
     ) -> NDArray[Any]:
         """Return the same of examples that have passed, each of the query of a client; see :meth:`_passed`."""
         metrics = self._task.metrics
-        terms, whole = np.empty((len(metrics) + 2, len(query))), Whole(metrics)
+        terms, whole = np.empty((len(metrics) + 2, len(query))), Whole(self._task, self._warned)
+        diverged = np.zeros(len(clients), dtype=bool)
         for some, outputs, at, seen in passed:
             terms[:, some] = score(self._task, outputs, at, seen).cpu()
             whole.keep(some, outputs, at, seen)
+            if np.isnan(terms[: len(metrics), some]).any():
+                broken = ~outputs.flatten(1).isfinite().all(1).cpu()[at.cpu()].numpy()
+                diverged[query[some][broken]] = True
         if each is not None:  # the examples of a query stand side by side, in the order of its inputs
             each += np.split(terms[-2], np.bincount(query, minlength=len(clients)).cumsum()[:-1])
         scores = np.stack([np.bincount(query, of_term, len(clients)) for of_term in terms])
@@ -173,6 +180,7 @@ class Evaluator:
             scores[row] /= scores[-1]
             if metric.final is not None:
                 scores[row] = [metric.final(mean) for mean in scores[row].tolist()]
+            scores[row, np.isnan(scores[row]) & diverged] = metric.worst
         for place, numbers in whole.of_queries(query, clients):
             for row, number in numbers.items():
                 scores[row, place] = number

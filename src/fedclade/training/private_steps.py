@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedclade.channel import ExamplePrivacy, sampling_rate, system_normal, system_uniform
 from fedclade.core import BESIDE, ConfigError, Layout, Round, rng
 from fedclade.data import Federation
+from fedclade.tasks import FittedTask
 
 if TYPE_CHECKING:
     from fedclade.training.jobs import Job, Workload
@@ -98,8 +99,13 @@ def generator_of(this_round: Round, key: int, private: PrivateSteps | None) -> t
     return rng.torch_generator(this_round.seed, purpose, this_round.number, key)
 
 
-def check_private(module: nn.Module, layout: Layout, federation: Federation) -> None:
+def check_private(module: nn.Module, layout: Layout, federation: Federation, task: FittedTask) -> None:
     """Check that a module has a gradient for each example, and that its data stays; a ConfigError if not."""
+    if task.over_batch:
+        raise ConfigError(
+            f"privacy.level = 'example': task.loss = {task.loss_name} is one over a whole batch (task.loss_over), so "
+            "no example has a gradient of its own; set privacy.level = 'client', or choose a loss of each example"
+        )
     if federation.stages:
         raise ConfigError(
             f"privacy.level = 'example': {federation} changes during a run, and what an example costs is counted of "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,38 +13,84 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from fedclade.core import IGNORED, DataError, Indices
+from fedclade.core import IGNORED, Indices
 from fedclade.tasks import FittedTask, Metric, counted
+
+_log = logging.getLogger(__name__)
 
 
 class Whole:
-    """Metrics of all outputs of a client together: keeps the outputs until it has them all."""
+    """Metrics, and a loss, of all outputs of a client together: keeps the outputs until it has them all.
 
-    def __init__(self, metrics: Sequence[Metric]) -> None:
-        self._metrics = {row: metric.whole for row, metric in enumerate(metrics) if metric.whole is not None}
+    Parameters
+    ----------
+    task
+        The metrics, and the loss if it is one over a whole batch.
+    warned
+        Names of metrics of whose errors users have been warned; more are added.
+    """
+
+    def __init__(self, task: FittedTask, warned: set[str]) -> None:
+        self._task, self._warned = task, warned
+        self._metrics = {row: metric for row, metric in enumerate(task.metrics) if metric.whole is not None}
         self._examples: list[Indices] = []
         self._outputs: list[Tensor] = []
         self._targets: list[Tensor] = []
+        self._device = torch.device("cpu")
+
+    @property
+    def _is_needed(self) -> bool:
+        return bool(self._metrics) or self._task.over_batch
 
     def keep(self, examples: Indices, outputs: Tensor, at: Tensor, seen: Tensor) -> None:
         """Keep the outputs for some examples; see :func:`score`."""
-        if self._metrics:
+        if self._is_needed:
             self._examples.append(examples)
+            self._device = outputs.device
             self._outputs.append(outputs[at.to(outputs.device)].cpu())
             self._targets.append(seen.cpu())
 
     def of_queries(self, query: Indices, clients: Sequence[int]) -> Iterator[tuple[int, dict[int, float]]]:
-        """Yield the numbers of each query, by the rows of the metrics; ``query`` is of each example."""
-        if not self._metrics:
+        """Yield the numbers of each query, by the rows of the metrics; ``query`` is of each example.
+
+        A loss over the batch is in the row behind the metrics, times the number of targets.
+        """
+        if not self._is_needed:
             return
         order = np.argsort(np.concatenate(self._examples))
         outputs, targets = torch.cat(self._outputs)[order], torch.cat(self._targets)[order]
+        outputs = like_targets(self._task, outputs, targets)
         counts = np.bincount(query, minlength=len(clients)).tolist()
         for k, (mine, seen) in enumerate(zip(outputs.split(counts), targets.split(counts), strict=True)):
-            try:
-                yield k, {row: whole(mine, seen) for row, whole in self._metrics.items()}
-            except DataError as error:
-                raise DataError(f"client {clients[k]}: {error}") from None
+            numbers = {row: self._number(metric, mine, seen, clients[k]) for row, metric in self._metrics.items()}
+            if self._task.over_batch:
+                there = mine.to(self._device), seen.to(self._device)
+                numbers[len(self._task.metrics)] = float(self._task.total_loss(*there))
+            yield k, numbers
+
+    def _number(self, metric: Metric, outputs: Tensor, targets: Tensor, client: int) -> float:
+        """Return the score of a client; NaN if it has none."""
+        assert metric.whole is not None  # of those that are kept
+        if not bool(outputs.isfinite().all()):
+            return metric.worst
+        try:
+            score = metric.whole(outputs, targets)
+            return math.nan if score is None else float(score)  # pyright: ignore[reportUnnecessaryComparison]  (of users)
+        except Exception as error:  # whatever a metric of the user's raises: it ends no run
+            if metric.name not in self._warned:
+                _log.warning(
+                    "client %d, and perhaps others, have no score by %s: %s: %s",
+                    *(client, metric.name, type(error).__name__, error),
+                )
+            self._warned.add(metric.name)
+            return math.nan
+
+
+def like_targets(task: FittedTask, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return outputs ``[n, ...]`` in the shape of the targets of one example, if targets are numbers, or 0 and 1."""
+    if task.kind in ("binary", "multilabel", "regression"):
+        return outputs.reshape(len(outputs), *targets.shape[1:])
+    return outputs
 
 
 def score(task: FittedTask, outputs: Tensor, at: Tensor, seen: Tensor) -> Tensor:
@@ -53,8 +101,13 @@ def score(task: FittedTask, outputs: Tensor, at: Tensor, seen: Tensor) -> Tensor
     and how many of its targets count, float64 ``[M + 2, m]``.
     """
     at, seen = at.to(outputs.device), seen.to(outputs.device)
-    counts = counted(seen).double()
-    losses = _nats(outputs, at, seen) if task.is_plain else task.losses(outputs[at], seen).double() * counts
+    counts, outputs = counted(seen).double(), like_targets(task, outputs, seen)
+    if task.is_plain:
+        losses = _nats(outputs, at, seen)
+    elif task.over_batch:  # of a client's examples together, see Whole
+        losses = torch.zeros_like(counts)
+    else:
+        losses = task.losses(outputs[at], seen).double() * counts
     terms = [_terms(metric, outputs, at, seen, losses) for metric in task.metrics]
     return torch.stack([*terms, losses, counts])
 

@@ -53,6 +53,8 @@ class StackedEngine:
             refuse_rules(work)
         if work.rule is not None:
             raise CannotStack(f"local rule {work.rule.name} takes no plain steps")
+        if work.task.over_batch:
+            raise CannotStack(f"the loss {work.task.loss_name} is one over the batch of one client")
         optimizer = LocalOptimizer.of(work.spec, work.lr)
         if not optimizer.is_element_wise:
             raise CannotStack(f"optimizer {work.spec.optimizer} is not known to work element by element")

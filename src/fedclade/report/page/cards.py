@@ -19,7 +19,7 @@ def run_cards(view: RunView) -> list[Card]:
     clusters, seconds = s["clusters"], s["seconds"]
     known = "" if clusters["true"] is None else f"{clusters['true']} true"
     score, *others = Score.all_of(s)
-    worst = f"mean {score.label} of the worst {count(-(-len(view.outcome.rows) // 10), 'client')}"
+    worst = f"mean {score.label} of the worst {count(-(-len(view.scores) // 10), 'client')}"
     cards = [_score(view), Card("Worst tenth", score.text(score.worst_tenth(s)), worst)]
     cards += [Card(each.title, each.text(each.mean(s)), _std(each, s)) for each in others]
     if chosen := s.get("chosen"):
@@ -61,11 +61,15 @@ def _score(view: RunView) -> Card:
     mean = score.mean(summary)
     if view.against is not None:
         base = Outcome.of(view.against)
-        if (other := base.mean_score(base.rows)) is not None:
+        if mean is not None and (other := base.mean_score(base.rows)) is not None:
             gain, trend = score.gain(mean, other)
             return Card(score.title, score.text(mean), f"{gain} against {view.against_label}", trend)
     return Card(score.title, score.text(mean), _std(score, summary))
 
 
 def _std(score: Score, summary: Mapping[str, Any]) -> str:
-    return f"std {score.text(summary[score.name]['std'])} over clients"
+    scored = score.clients(summary)
+    if score.mean(summary) is None:
+        return f"undefined for {count(scored.without, 'client')}"
+    over = scored.of_clients if scored.without else "clients"
+    return f"std {score.text(summary[score.name]['std'])} over {over}"

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from fedclade.report.colours import series
-from fedclade.report.estimates import CHOSEN
+from fedclade.report.estimates import CHOSEN, SCORED
 from fedclade.report.formats import NONE, duration, number, traffic
 from fedclade.report.page.section import Card, Page, Section, Table, table_by_round
 from fedclade.report.page.setting import as_texts, repeat_command
@@ -50,8 +50,8 @@ class Compared:
         return self.view.run.summary
 
     @property
-    def mean(self) -> float:
-        """The mean score of its clients."""
+    def mean(self) -> float | None:
+        """The mean score of its clients that have one; None if none has."""
         return self.score.mean(self.summary)
 
     @cached_property
@@ -107,7 +107,7 @@ def _cards(runs: Sequence[Compared]) -> list[Card]:
     cards: list[Card] = []
     for run in runs:
         note, trend = run.score.label, ""
-        if base is not None and run is not base:
+        if base is not None and run is not base and run.mean is not None and base.mean is not None:
             gain, trend = run.score.gain(run.mean, base.mean)
             note = f"{gain} against {base.label}"
         cards.append(Card(run.label, run.score.text(run.mean), note, trend, run.entry.colour))
@@ -121,10 +121,10 @@ def _overview(runs: Sequence[Compared], beside: Path) -> Section:
     for run in runs:
         s = run.summary
         true = "" if s["clusters"]["true"] is None else f" of {s['clusters']['true']}"
-        cells = [run.label, run.score.text(run.mean)]
+        cells = [run.label, _mean_and_number(run.score, s)]
         cells += [run.score.text(run.score.of_chosen(s))] if chosen else []
         cells += [run.score.text(run.score.worst_tenth(s))]
-        cells += [each.text(each.mean(s)) if each.is_of(s) else NONE for each in others]
+        cells += [_mean_and_number(each, s) if each.is_of(s) else NONE for each in others]
         cells += [f"{s['clusters']['found']}{true}", number(s["clusters"]["ari"])]
         cells += [traffic(s["bytes_up"] + s["bytes_down"]), duration(s["seconds"]["total"]), str(s["rounds"])]
         rows.append(cells)
@@ -133,7 +133,14 @@ def _overview(runs: Sequence[Compared], beside: Path) -> Section:
     links = {run.label: link for run in runs if (link := _report_of(run, beside)) is not None}
     caption = "What each run came to; means over the clients."
     caption += f" {CHOSEN}" if chosen else ""
+    if any(each.clients(run.summary).without for run in runs for each in Score.all_of(run.summary)):
+        caption += f" {SCORED}"
     return Section("overview", "The runs", caption, open_tables=[Table("", columns, rows)], links=links)
+
+
+def _mean_and_number(score: Score, summary: Mapping[str, Any]) -> str:
+    """Write the mean score of a run, with the number of clients that have one if others have none."""
+    return score.clients(summary).after(score.text(score.mean(summary)))
 
 
 def _report_of(run: Compared, beside: Path) -> str | None:

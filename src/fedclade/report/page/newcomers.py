@@ -52,6 +52,9 @@ def _caption(summary: Row, score: Score) -> str:
     text = f"Test {score.label} of {count(summary['newcomers'], 'newcomer')} with four models. "
     if summary[RIGHT] is not None:
         text += f"{percent(summary[RIGHT], 0)} came into a cluster of their true one. "
+    if without := summary.get("without_score", 0):
+        have = "has" if without == 1 else "have"
+        text += f"{without} of {summary['newcomers']} {have} no score: it is undefined for their test data. "
     if summary["fit_nowhere"]:
         only_fitting = summary.get("only_fitting")
         got = "the deepest model that still fits" if only_fitting else "that of the leaf that they came to"
@@ -61,19 +64,20 @@ def _caption(summary: Row, score: Score) -> str:
 
 def _picture(rows: Sequence[Row], score: Score) -> Picture:
     legend = [replace(entry, shape=shape) for entry, shape in zip(series(MODELS), SYMBOLS, strict=True)]
-    dots = [
-        Dots(
-            x=range(1, len(rows) + 1),
-            y=[row[column] for row in rows],
-            texts=[row["name"] for row in rows],
+    dots: list[Dots] = []
+    for column, entry in zip(score_columns(score.name), legend, strict=True):
+        scored = {place: row for place, row in enumerate(rows, start=1) if row[column] is not None}
+        points = Dots(
+            x=list(scored),
+            y=[row[column] for row in scored.values()],
+            texts=[row["name"] for row in scored.values()],
             colour=entry.colour,
             size=9,
             symbol=SYMBOLS[entry.shape],
             name=entry.label,
             hover=f"%{{text}}, {{name}}<br>{score.label} {score.hover()}",
         )
-        for column, entry in zip(score_columns(score.name), legend, strict=True)
-    ]
+        dots.append(points)
     names = {float(at): row["name"] for at, row in enumerate(rows, 1)} if len(rows) <= NAMED else None
     x_axis = Axis("newcomers", "whole", range=(0, len(rows) + 1), grid=False, ticks=names)
     return Picture("Newcomers", [Panel(dots, score.axis("test"))], x_axis, 340, legend)

@@ -17,11 +17,14 @@ MOST = 3000
 def spread_section(view: RunView) -> Section | None:
     """Return the score of every client, worst first, and what it was in the run that it is compared with.
 
-    None if no client was evaluated.
+    None if no client has a score.
     """
     if not view.scores:
         return None
     caption = f"Test {view.score.label} of each client at the end, the worst at the left, in the colour of its cluster."
+    if without := view.score.clients(view.run.summary).without:
+        caption += f" {count(without, 'more client')} {'has' if without == 1 else 'have'} no score: it is undefined"
+        caption += " for their test data."
     tables = [_quantiles(view)]
     if view.before is not None:
         label, scores = view.before

@@ -83,8 +83,8 @@ def _score(run: Run, node: Node, metric: str, client: int | None = None) -> Card
         return None
     number = max(row["round"] for row in served)
     scores = spread([row[metric] for row in served if row["round"] == number])
-    clients = sum(row["round"] == number for row in served)
-    return {"mean": scores["mean"], "min": scores["min"], "max": scores["max"], "clients": clients, "round": number}
+    shown = ("mean", "min", "max", "clients", *(["without_score"] if scores["without_score"] else []))
+    return {**{name: scores[name] for name in shown}, "round": number}
 
 
 def as_markdown(card: Card, file: str) -> str:
@@ -145,6 +145,8 @@ def _facts(card: Card) -> Mapping[str, str]:
 def _in_words(score: Row | None, share: bool) -> str:
     if score is None:
         return "nobody was served with it"
+    if score["mean"] is None:
+        return f"undefined for the test data of {score['without_score']} clients after round {score['round']}"
     mean, low, high = (f"{100 * score[key]:.1f}" if share else f"{score[key]:.4g}" for key in ("mean", "min", "max"))
     return (
         f"{mean}{' %' if share else ''} ({low} to {high}), {score['clients']} clients on their test data after round "

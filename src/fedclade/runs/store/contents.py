@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +18,14 @@ from fedclade.tasks import noted_metrics
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_SCORES = {**dict.fromkeys(("mean", "std", "min", "max", "p10", "p50", "p90", "worst10_mean"), float), ...: float}
+_SCORE_NUMBERS = ("mean", "std", "min", "max", "p10", "p50", "p90", "worst10_mean")
+_SCORES = {**dict.fromkeys(_SCORE_NUMBERS, (float, None)), ...: (float, None)}
+"""How a score is spread over clients; without numbers if it is undefined for all of them."""
 
 SUMMARY = {
     **{"format": object, "algorithm": str, "data": str, "model": str, "seed": int, "rounds": int, "clients": int},
     "metrics?": [{"name": str, "higher_is_better": bool, "share": bool}],
-    "chosen?": {"metric": str, "round": int, "validation": {...: float}, "test": {...: float}},
+    "chosen?": {"metric": str, "round": int, "validation": {...: (float, None)}, "test": {...: (float, None)}},
     "clusters": {
         **{"found": int, "true": (int, None), "sizes": [int]},
         **{"ari": (float, None), "nmi": (float, None), "ari_assigned?": (float, None)},
@@ -104,8 +106,8 @@ def read_rows(path: Path, summary: Row, nodes: int) -> RowTable:
     import pyarrow.parquet as pq
 
     rounds, columns = summary["rounds"], TABLES[path.stem]
-    if path.stem == "clients":
-        columns = {**columns, **{each["name"]: ["double"] for each in summary.get("metrics", ())}}
+    scores = [each["name"] for each in summary.get("metrics", ())] if path.stem == "clients" else []
+    columns = {**columns, **{name: ["double"] for name in scores}}
     most = {"metrics": rounds, "clusters": rounds * nodes}.get(path.stem)
     file = pq.ParquetFile(path)
     if most is not None and file.metadata.num_rows > most:  # before it is read: equal rows take no room in a file
@@ -123,20 +125,26 @@ def read_rows(path: Path, summary: Row, nodes: int) -> RowTable:
             raise ValueError(f"{path.name}: {field.name} should be numbers, got {field.type}")
     table = file.read()
     for column in columns:
-        if column != "true_cluster" and table[column].null_count:
+        if column not in ("true_cluster", *scores) and table[column].null_count:
             raise ValueError(f"row {table[column].is_null().index(True).as_py()} of {path.name} lacks {column}")
     for column in ("round", "node", "cluster", "served_by"):
         for value in table[column].unique().drop_null().to_pylist() if column in schema.names else ():
             where = f"row {table[column].index(value).as_py()} of {path.name}: {column}"
             check_shape(value, int, where) if column == "round" else check_node(value, nodes, where)
-    return RowTable([_columns(table)])
+    return RowTable([_columns(table, scores)])
 
 
-def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Write one table into a new file."""
+def write_rows(path: Path, rows: Sequence[Row], scores: Collection[str] = ()) -> None:
+    """Write one table into a new file; in columns with ``scores``, NaN becomes null: such clients have no score."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    pq.write_table(_table(rows), path)
+    table = _table(rows)
+    for name in scores:
+        if name in table.column_names:
+            place = table.column_names.index(name)
+            table = table.set_column(place, name, pa.array(table[name].to_numpy(), from_pandas=True))
+    pq.write_table(table, path)
 
 
 def data_frame(rows: Sequence[Row], purpose: str) -> DataFrame:
@@ -159,10 +167,14 @@ def _table(rows: Sequence[Row]) -> Any:
     return pa.concat_tables(blocks, promote_options="permissive") if blocks else pa.table({})
 
 
-def _columns(table: Any) -> dict[str, Column]:
-    """Return the columns of a table, those of numbers that are all there as arrays."""
+def _columns(table: Any, scores: Collection[str]) -> dict[str, Column]:
+    """Return the columns of a table, those of numbers that are all there as arrays.
+
+    So are those with ``scores``, in which a missing one is NaN.
+    """
     numbers = {
-        name: str(table[name].type) in ("int64", "double") and not table[name].null_count for name in table.column_names
+        name: name in scores or (str(table[name].type) in ("int64", "double") and not table[name].null_count)
+        for name in table.column_names
     }
     return {name: table[name].to_numpy() if numbers[name] else table[name].to_pylist() for name in table.column_names}
 

@@ -44,7 +44,8 @@ class Newcomers:
         (where its way led, whether or not it fits there), ``by`` (``similarity``, ``loss`` or ``distance``), for every
         step on its way the ``scores`` of the branch it took, of the best ``others`` and their ``margins``, the smallest
         ``margin``, its ``true_cluster``, whether it got the model of a leaf of that (``right``), and its scores, by the
-        metric that counts, in the columns of :func:`score_columns <fedclade.runs.score_columns>`.
+        metric that counts, in the columns of :func:`score_columns <fedclade.runs.score_columns>`; None where the metric
+        is undefined for its test data.
     rounds_alone
         For how many rounds a newcomer trained a model of its own.
     only_fitting
@@ -61,17 +62,23 @@ class Newcomers:
 
     @property
     def summary(self) -> Row:
-        """Means, the number of those that fit nowhere, and the share that came to a leaf of their true cluster."""
+        """Means, the numbers of those that fit nowhere or have no score, and the share in their true cluster's leaf."""
         right = [row["right"] for row in self.rows if row["right"] is not None]
         return {
             "newcomers": len(self.rows),
             "fit_nowhere": sum(not row["fits"] for row in self.rows),
             RIGHT: fmean(right) if right else None,
-            **{column: fmean(row[column] for row in self.rows) for column in score_columns(self.metric)},
+            **{column: self._mean(column) for column in score_columns(self.metric)},
+            "without_score": sum(row[self.metric] is None for row in self.rows),
             "metric": self.metric,
             "rounds_alone": self.rounds_alone,
             "only_fitting": self.only_fitting,
         }
+
+    def _mean(self, column: str) -> float | None:
+        """Return the mean of the newcomers that have a score; None if none has."""
+        known = [row[column] for row in self.rows if row[column] is not None]
+        return fmean(known) if known else None
 
     def __repr__(self) -> str:
         return f"Newcomers({len(self.rows)}, fit_nowhere={sum(not row['fits'] for row in self.rows)})"
@@ -115,7 +122,7 @@ def read_newcomers(path: Path) -> Mapping[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         check_shape(content, _SHAPE, path.name)
-        scores = dict.fromkeys(score_columns(content["summary"].get("metric", OLD_METRIC)), float)
+        scores = dict.fromkeys(score_columns(content["summary"].get("metric", OLD_METRIC)), (float, None))
         check_shape(content, {"summary": scores, "newcomers": [scores]}, path.name)
         expected = content.pop("sha256", None)  # which those of earlier versions lack
         if expected not in (None, _sum_of(content)):

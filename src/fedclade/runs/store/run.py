@@ -40,6 +40,7 @@ from fedclade.runs.store.manifest import check_manifest, write_manifest
 from fedclade.runs.store.shape import check_shape
 from fedclade.runs.store.similarities import SimilarityMatrix, read_similarities, write_similarities
 from fedclade.runs.store.tree_files import DAMAGES, read_layout, read_tree, write_tree
+from fedclade.tasks import noted_metrics
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -270,7 +271,8 @@ class Run(Displayed):
         (folder / _SUMMARY).write_text(json.dumps(self.summary, indent=2) + "\n")
         (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in self.events))
         for name, rows in zip(TABLES, (self.metric_rows, self.cluster_rows, self.client_rows), strict=True):
-            write_rows(folder / f"{name}.parquet", rows)
+            scores = [each.name for each in noted_metrics(self.summary)] if name == "clients" else ()
+            write_rows(folder / f"{name}.parquet", rows, scores)
         write_tree(self.tree, folder / "tree", self.layout, is_private(self.config))
         write_kept(folder / KEPT, self.kept, is_private(self.config))
         write_similarities(folder / "similarities.npz", self.similarities)

@@ -1,0 +1,171 @@
+"""Scores of one client by torchmetrics objects, and the cases in which a score is undefined.
+
+A client's test data may lack labels, or vary too little for a score. A mean over labels is then
+taken over the labels that the client has, as scikit-learn does when it is given these labels, and
+a score that cannot be computed is NaN: the client has no score. torchmetrics itself counts absent
+labels as 0, or raises.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+import warnings
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedclade.core import IGNORED, TaskKind
+
+Need = Literal["both", "positives", "negatives", "varying targets", "varying"]
+"""What a label's, or an output's, examples must include for its score to be defined."""
+
+NEEDS: Mapping[str, Need] = {
+    **dict.fromkeys(("AUROC", "AveragePrecision", "LogAUC", "EER"), "both"),
+    **dict.fromkeys(("F1Score", "FBetaScore", "Precision", "Recall", "JaccardIndex"), "positives"),
+    **dict.fromkeys(("Specificity", "NegativePredictiveValue"), "negatives"),
+    **dict.fromkeys(("R2Score", "ExplainedVariance", "ConcordanceCorrCoef", "RelativeSquaredError"), "varying targets"),
+    **dict.fromkeys(("PearsonCorrCoef", "SpearmanCorrCoef", "KendallRankCorrCoef"), "varying"),
+}
+"""Needs of torchmetrics' classes, without ``Binary``, ``Multiclass`` and ``Multilabel``."""
+
+HIGHER_IS_BETTER = (*("Specificity", "NegativePredictiveValue"), *("PearsonCorrCoef", "KendallRankCorrCoef"))
+"""Classes of torchmetrics that do not state their direction."""
+
+PREFIXES = ("Binary", "Multiclass", "Multilabel")
+
+SHIFT_INVARIANT = ("R2Score", "ExplainedVariance", "RelativeSquaredError")
+"""Scores that stay if outputs and targets are moved and scaled alike."""
+
+
+def client_score(made: Any, kind: TaskKind, outputs: Tensor, targets: Tensor) -> float:
+    """Return the score of one client by a torchmetrics object, which stays as it is.
+
+    Parameters
+    ----------
+    made
+        The object, or one with the same methods ``update`` and ``compute``.
+    kind
+        What the targets are.
+    outputs, targets
+        All outputs of the model ``[n, ...]`` for the client's examples, and their targets.
+
+    Returns
+    -------
+    float
+        The mean over the labels, or the numbers, for which the score is defined; NaN if it is
+        defined for none.
+    """
+    family = family_of(made)
+    if not bool(outputs.isfinite().all()):
+        return math.nan
+    outputs, targets = _as_predictions(kind, outputs, targets)
+    if len(targets) == 0:
+        return math.nan
+    defined = _is_defined(family, kind, made, outputs, targets)
+    if not bool(defined.any()):
+        return math.nan
+    if family in SHIFT_INVARIANT:
+        outputs, targets = _standardized(outputs, targets)
+    calculator = copy.deepcopy(made)
+    _average_later(calculator)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of labels that are absent
+        calculator.update(outputs, targets)
+        if family == "MatthewsCorrCoef" and (known := _constant_mcc(calculator.confmat)) is not None:
+            return known
+        values = torch.as_tensor(calculator.compute()).detach().double().cpu()
+    if values.numel() == defined.numel():
+        values = values.flatten()[defined.flatten()]
+    values = values[values.isfinite()]
+    return float(values.mean()) if values.numel() else math.nan
+
+
+def family_of(made: object) -> str:
+    """Return the name of an object's class, or of a base class with known needs, without a prefix."""
+    names = [re.sub(f"^({'|'.join(PREFIXES)})", "", each.__name__) for each in type(made).__mro__]
+    return next((name for name in names if name in NEEDS), names[0])
+
+
+def _as_predictions(kind: TaskKind, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return probabilities, or numbers, and targets as torchmetrics takes them."""
+    if kind in ("binary", "multilabel"):
+        return outputs.reshape(targets.shape).sigmoid(), targets.long()
+    if kind == "regression":
+        return outputs.reshape(targets.shape), targets
+    outputs, targets = outputs.flatten(0, -2), targets.flatten()
+    counts = targets != IGNORED
+    return outputs[counts].softmax(-1), targets[counts]
+
+
+def _is_defined(family: str, kind: TaskKind, made: Any, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return for which labels ``[C]``, or numbers ``[D]``, the score of a client is defined."""
+    need = NEEDS.get(family)
+    if kind == "regression":
+        defined = torch.ones(targets[0].numel(), dtype=torch.bool)
+        if need in ("varying targets", "varying"):
+            defined &= _varies(targets)
+        if need == "varying":
+            defined &= _varies(outputs)
+        return defined
+    ignored = getattr(made, "ignore_index", None)
+    if kind in ("classification", "language"):
+        counts = torch.bincount(targets, minlength=outputs.shape[-1])
+        if isinstance(ignored, int) and 0 <= ignored < len(counts):
+            counts[ignored] = 0
+        positives, negatives = counts > 0, counts < counts.sum()
+        needs_both = need in ("both", "negatives")
+        return (positives & negatives if needs_both else positives).cpu()
+    if getattr(made, "average", None) == "micro":  # all labels count as one
+        targets = targets.flatten()
+    columns = targets.reshape(len(targets), -1)
+    positives, negatives = (columns == 1).any(0).cpu(), (columns == 0).any(0).cpu()
+    if family == "MatthewsCorrCoef":  # of all labels together
+        return torch.tensor([bool(positives.any() and negatives.any())])
+    if need == "both":
+        return positives & negatives
+    if need in ("positives", "negatives"):
+        return positives if need == "positives" else negatives
+    return torch.ones_like(positives)
+
+
+def _varies(values: Tensor) -> Tensor:
+    """Return which columns have two different numbers, ``[D]``."""
+    columns = values.reshape(len(values), -1)
+    return (columns.amax(0) > columns.amin(0)).cpu()
+
+
+def _standardized(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Move and scale outputs and targets by the targets' mean and deviation.
+
+    torchmetrics adds up squares in float32 and takes sums below 1e-4 for 0, so the scores of
+    numbers that are tiny, or far from 0, would be wrong.
+    """
+    exact = targets.double()
+    mean = exact.mean(0)
+    deviation = exact.std(0, correction=0)
+    scale = deviation.where(deviation > 0, 1.0)
+    return ((outputs.double() - mean) / scale).float(), ((exact - mean) / scale).float()
+
+
+def _average_later(calculator: Any) -> None:
+    """Let an object give the score of each label, or of each number, in place of their mean."""
+    if getattr(calculator, "average", None) == "macro":
+        calculator.average = "none"
+    if getattr(calculator, "multioutput", None) == "uniform_average":
+        calculator.multioutput = "raw_values"
+
+
+def _constant_mcc(confusion: Tensor) -> float | None:
+    """Return Matthews' coefficient where targets or predictions are all the same; otherwise None.
+
+    Without two classes in the targets it is undefined. Predictions of one class alone have 0, as in
+    scikit-learn, where torchmetrics gives the limit of a sum that is not a correlation.
+    """
+    together = confusion.sum(0) if confusion.dim() == 3 else confusion
+    if int((together.sum(1) > 0).sum()) < 2:
+        return math.nan
+    return 0.0 if int((together.sum(0) > 0).sum()) < 2 else None
