@@ -11,10 +11,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedclade.core import ConfigError, require, shown
+from fedclade.core import require
 
 Texts = Any
 """A ``pyarrow.Array`` of strings without nulls: pyarrow is imported where a table is read."""
+
+Check = tuple[str, Any, bool, str]
+"""Name and value of a setting, whether it is right, and the rule in words."""
 
 DECIMAL_MARKS = (".", ",")
 
@@ -98,13 +101,15 @@ class Notation:
     dates: str | None = None
 
     def __post_init__(self) -> None:
-        is_mark = self.decimal is None or self.decimal in DECIMAL_MARKS
-        require(("decimal", self.decimal, is_mark, "'.' or ','"))
-        if self.dates is not None and not _is_date_format(self.dates):
-            raise ConfigError(
-                "dates should be a format with day, month and year in the codes of Python's strptime, such as "
-                f"'%d.%m.%Y' or '%m/%d/%y %H:%M', got {shown(self.dates)}"
-            )
+        require(*self.checks(self.decimal, self.dates))
+
+    @staticmethod
+    def checks(decimal: str | None, dates: str | None) -> list[Check]:
+        """Return what :func:`~fedclade.core.require` checks of a notation."""
+        is_mark = decimal is None or decimal in DECIMAL_MARKS
+        is_format = dates is None or _is_date_format(dates)
+        formats = "a format with day, month and year in the codes of Python's strptime, such as '%d.%m.%Y'"
+        return [("decimal", decimal, is_mark, "'.' or ','"), ("dates", dates, is_format, formats)]
 
     def readings(self, texts: Texts) -> list[Reading]:
         """Return the possible readings of all texts of a column: none if they are neither numbers nor dates."""
@@ -133,11 +138,18 @@ class Notation:
         return [Reading("date", order, form, days) for order, form, days in parsed if days is not None]
 
 
+def arrow_compute() -> Any:
+    """Return ``pyarrow.compute``, whose functions are made when it is imported, so that no type checker knows them."""
+    import pyarrow.compute
+
+    return pyarrow.compute
+
+
 def read_numbers(texts: Texts, mark: str) -> Any:
     """Return texts as numbers with a decimal mark, as an Arrow array of int64 or float64; None if one is no number."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
+    pc = arrow_compute()
     if not len(texts) or not pc.all(are_numbers(texts, mark)).as_py():
         return None
     plain = pc.replace_substring_regex(pc.utf8_trim_whitespace(texts), f"[{_GROUP_SEPARATORS[mark]}+]", "")
@@ -149,8 +161,7 @@ def read_numbers(texts: Texts, mark: str) -> Any:
 
 def are_numbers(texts: Texts, mark: str) -> Any:
     """Return which texts are numbers with a decimal mark, perhaps with groups of three digits."""
-    import pyarrow.compute as pc
-
+    pc = arrow_compute()
     # A number that begins with 0 has no groups: 0,123 has a decimal comma.
     grouped = "|".join(rf"[1-9]\d{{0,2}}(?:{re.escape(each)}\d{{3}})+" for each in _GROUP_SEPARATORS[mark])
     fraction = rf"{re.escape(mark)}\d+"
@@ -160,8 +171,7 @@ def are_numbers(texts: Texts, mark: str) -> Any:
 
 def first_other_text(column: Any) -> tuple[int, str] | None:
     """Return the row, from 1 on, of the first text that is neither empty nor a number, and the text."""
-    import pyarrow.compute as pc
-
+    pc = arrow_compute()
     texts = as_strings(column)
     is_other = is_present(texts)
     for mark in DECIMAL_MARKS:
@@ -173,8 +183,8 @@ def first_other_text(column: Any) -> tuple[int, str] | None:
 def as_strings(column: Any) -> Texts:
     """Return a column as one array of strings, with empty ones in place of nulls."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
+    pc = arrow_compute()
     texts = column.cast(pa.string())
     if isinstance(texts, pa.ChunkedArray):
         texts = texts.combine_chunks()
@@ -184,8 +194,8 @@ def as_strings(column: Any) -> Texts:
 def is_present(texts: Texts) -> Any:
     """Return which texts are more than the spelling of an empty cell."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
+    pc = arrow_compute()
     return pc.invert(pc.is_in(pc.utf8_trim_whitespace(texts), pa.array(EMPTY_CELLS)))
 
 
@@ -272,8 +282,8 @@ def _parse_iso_dates(texts: Texts) -> Any:
 def in_days(moments: Any) -> Any:
     """Return an Arrow array of dates, timestamps or durations as days, in float64."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
+    pc = arrow_compute()
     if pa.types.is_date(moments.type):
         moments = moments.cast(pa.timestamp("s"))
     is_duration = pa.types.is_duration(moments.type)
@@ -285,8 +295,8 @@ def in_days(moments: Any) -> Any:
 def in_hours(times: Any) -> Any:
     """Return an Arrow array of times of the day as hours since midnight, in float64."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
+    pc = arrow_compute()
     microseconds = times.cast(pa.time64("us"), safe=False).cast(pa.int64())
     return pc.divide(microseconds.cast(pa.float64()), 3_600e6)
 

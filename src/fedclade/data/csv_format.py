@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedclade.core import ConfigError, DataError, shown
+from fedclade.core import DataError
 
 DEFAULT_SEPARATORS = {".csv": ",", ".tsv": "\t"}
 """By the ending of a file's name, which are the endings of text files that can be read."""
@@ -23,7 +23,7 @@ DEFAULT_ENCODING = "utf-8"
 FALLBACK_ENCODING = "cp1252"
 """Western Windows: what spreadsheets there write if the file is not in UTF-8."""
 
-SAMPLE_CHARACTERS = 1 << 16
+SAMPLE_CHARACTERS = 1 << 14
 """Beginning of a file from which the separator is detected."""
 
 _CHUNK_BYTES = 1 << 20
@@ -141,27 +141,19 @@ def detect_encoding(path: Path) -> str:
         return DEFAULT_ENCODING if _is_utf_8(iter(lambda: file.read(_CHUNK_BYTES), b"")) else FALLBACK_ENCODING
 
 
-def check_separator(separator: str | None) -> None:
-    """Check a separator that a user gives; a ConfigError if it can be none."""
-    if separator is None:
-        return
+def is_separator(separator: str) -> bool:
+    """Return whether a text can separate cells: one character that is no part of numbers, quotes or line ends."""
     is_possible = len(separator) == 1 and separator.isascii() and not separator.isalnum()
-    if not is_possible or separator in '"\r\n.+-\0':
-        raise ConfigError(
-            f"separator should be one character that separates cells, such as ';' or '\\t', got {shown(separator)}"
-        )
+    return is_possible and separator not in '"\r\n.+-\0'
 
 
-def check_encoding_name(encoding: str | None) -> None:
-    """Check an encoding that a user gives; a ConfigError if Python has none of this name for texts."""
-    if encoding is None:
-        return
+def is_encoding(encoding: str) -> bool:
+    """Return whether Python has an encoding of this name for texts."""
     try:
         "".encode(encoding)
-    except (LookupError, ValueError, UnicodeError) as error:
-        raise ConfigError(
-            f"encoding should be one that Python knows, such as 'utf-8', 'cp1252' or 'latin-1', got {shown(encoding)}"
-        ) from error
+    except (LookupError, ValueError):
+        return False
+    return True
 
 
 def _marked_encoding(path: Path) -> str | None:
@@ -211,32 +203,37 @@ def _read_sample(path: Path, encoding: str) -> str:
 
 def _detect_separator(sample: str, path: Path) -> str:
     """Return the separator that gives most rows as many cells as the header, and then most numbers."""
-    default = DEFAULT_SEPARATORS[path.suffix.lower()]
-    scores = {separator: _score(sample, separator) for separator in SEPARATORS}
-    best = max(scores.values())
-    fitting = [separator for separator, score in scores.items() if score == best]
-    if best == _DOES_NOT_SEPARATE:
-        return default
+    regular = {separator: _regular_rows(sample, separator) for separator in SEPARATORS}
+    shares = {separator: share for separator, (share, _) in regular.items()}
+    best = max(shares.values())
+    fitting = [separator for separator in SEPARATORS if shares[separator] == best]
+    if best == 0:
+        return DEFAULT_SEPARATORS[path.suffix.lower()]
+    if len(fitting) > 1:
+        numbers = {separator: _share_of_numbers(regular[separator][1]) for separator in fitting}
+        fitting = [separator for separator in fitting if numbers[separator] == max(numbers.values())]
     if len(fitting) > 1:
         raise DataError(f"{path} may be separated by {' or '.join(map(repr, fitting))}; say by 'separator' which it is")
     return fitting[0]
 
 
-_DOES_NOT_SEPARATE = (0.0, 0.0)
+def _regular_rows(sample: str, separator: str) -> tuple[float, list[list[str]]]:
+    """Return the share of rows that have as many cells as the header, and these rows.
 
-
-def _score(sample: str, separator: str) -> tuple[float, float]:
-    """Return the share of rows that have as many cells as the header, and the share of cells that are numbers."""
+    The share is 0 if it is below one half, or there is only one column.
+    """
     try:
         rows = [row for row in csv.reader(io.StringIO(sample, newline=""), delimiter=separator) if row]
     except csv.Error:
-        return _DOES_NOT_SEPARATE
+        return 0.0, []
     if not rows or len(rows[0]) < 2:
-        return _DOES_NOT_SEPARATE
+        return 0.0, []
     header, *rest = rows
     regular = [row for row in rest if len(row) == len(header)]
-    if rest and 2 * len(regular) < len(rest):
-        return _DOES_NOT_SEPARATE
-    cells = [cell for row in regular for cell in row]
-    numbers = sum(bool(_LOOKS_LIKE_A_NUMBER.fullmatch(cell)) for cell in cells)
-    return len(regular) / len(rest) if rest else 1.0, numbers / len(cells) if cells else 0.0
+    share = len(regular) / len(rest) if rest else 1.0
+    return (share, regular) if share >= 0.5 else (0.0, [])
+
+
+def _share_of_numbers(rows: Sequence[Sequence[str]]) -> float:
+    cells = [cell for row in rows for cell in row]
+    return sum(_LOOKS_LIKE_A_NUMBER.fullmatch(cell) is not None for cell in cells) / max(1, len(cells))

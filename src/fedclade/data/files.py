@@ -7,9 +7,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedclade.core import ConfigError, DataError, TaskKind, shown
+from fedclade.core import ConfigError, DataError, TaskKind, require, shown
 from fedclade.data.cell_values import Notation
-from fedclade.data.csv_format import DEFAULT_SEPARATORS, CsvFile, check_encoding_name, check_separator
+from fedclade.data.csv_format import DEFAULT_SEPARATORS, CsvFile, is_encoding, is_separator
 from fedclade.data.federation import Federation
 from fedclade.data.frames import Chosen, federation_from_sheets
 from fedclade.data.own import OwnSettings
@@ -58,10 +58,14 @@ class FilesSettings:
     dates: str | None = None
 
     def __post_init__(self) -> None:
-        check_separator(self.separator)
-        check_encoding_name(self.encoding)
-        if self.separator is not None and self.separator == self.decimal:
-            raise ConfigError(f"separator and decimal should differ, got {self.separator!r} for both")
+        separator, encoding = self.separator, self.encoding
+        is_separate = separator is None or (is_separator(separator) and separator != self.decimal)
+        is_known = encoding is None or is_encoding(encoding)
+        require(
+            ("separator", separator, is_separate, "a character such as ';' or '\\t', and not the decimal mark"),
+            ("encoding", encoding, is_known, "one that Python knows, such as 'cp1252' or 'utf-16'"),
+            *Notation.checks(self.decimal, self.dates),
+        )
         if Path(self.files).is_dir():
             raise ConfigError(f"files = {self.files!r} is a folder; say which files in it, as '{self.files}/*.csv'")
         if self.client is None and not glob.has_magic(self.files):

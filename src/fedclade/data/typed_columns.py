@@ -22,6 +22,7 @@ from fedclade.data.cell_values import (
     Notation,
     Reading,
     are_numbers,
+    arrow_compute,
     as_strings,
     in_days,
     in_hours,
@@ -37,6 +38,9 @@ FEW_TEXTS = 10
 
 MANY_CATEGORIES = 50
 """A column that becomes more columns than this is reported."""
+
+MOST_STEPS = 0.95
+"""A column that grows by 1 in more than this share of the rows numbers them; it may begin again with each client."""
 
 _INDEX_NAME = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
 """Names of columns without a name: in a CSV file, read from it by pandas, in a Parquet file of pandas."""
@@ -115,7 +119,7 @@ class Report:
     def log(self) -> None:
         """Write all assumptions in one line."""
         if self.places:
-            _log.warning("assumed of the data: %s", "; ".join(map(self._in_words, self.places)))
+            _log.warning("how the data is read: %s", "; ".join(map(self._in_words, self.places)))
 
     def _in_words(self, assumption: str) -> str:
         places = self.places[assumption]
@@ -143,9 +147,9 @@ class _TextColumn:
     @property
     def has_marks(self) -> bool:
         """Whether a text is more than a sign and digits."""
-        import pyarrow.compute as pc
-
-        return not pc.all(pc.match_substring_regex(self.texts.filter(self.present), r"^\s*[-+]?\d+\s*$")).as_py()
+        pc = arrow_compute()
+        written = self.texts.filter(self.present)
+        return not pc.all(pc.match_substring_regex(written, r"^\s*[-+]?\d+\s*$")).as_py()
 
     def values(self, reading: Reading) -> Any:
         """Return the values of all rows, null where a cell is empty."""
@@ -232,8 +236,7 @@ def _with_numbers(sheets: Sequence[Sheet], roles: ColumnRoles, notation: Notatio
 
 
 def _report_number(reading: Reading, column: _TextColumn, where: str, report: Report) -> None:
-    import pyarrow.compute as pc
-
+    pc = arrow_compute()
     if reading.notation == ",":
         report.add("decimal mark ','", where)
     elif pc.any(pc.match_substring(column.texts, ",")).as_py():
@@ -404,8 +407,8 @@ def _check_texts(sheets: Sequence[Sheet], roles: ColumnRoles, notation: Notation
 
 def _check_categories(sheets: Sequence[Sheet], name: str, is_target: bool, notation: Notation, report: Report) -> None:
     import pyarrow as pa
-    import pyarrow.compute as pc
 
+    pc = arrow_compute()
     texts = pa.concat_arrays([as_strings(sheet.table[name]) for sheet in sheets])
     unique = texts.filter(is_present(texts)).unique()
     if len(unique) <= FEW_TEXTS:
@@ -454,4 +457,4 @@ def _numbers_rows(table: Table, name: str) -> bool:
     column = table[name]
     if not types.is_integer(column.type) or column.null_count:
         return False
-    return bool((np.diff(column.to_numpy()) == 1).all())
+    return bool((np.diff(column.to_numpy()) == 1).mean() > MOST_STEPS)
