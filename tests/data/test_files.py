@@ -151,6 +151,10 @@ def test_a_table_of_pandas_in_parquet_loses_its_index(tmp_path: Path) -> None:
     assert columns.inputs == ("age",)
 
 
+SEPARATOR = "separator should be a character such as ';' or '\\t', and not the decimal mark, got"
+ENCODING = "encoding should be one that Python knows, such as 'cp1252' or 'utf-16', got"
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
