@@ -29,6 +29,8 @@ def detected(path: Path, data: bytes, **given: str) -> CsvFile:
         ("a.csv", '"a;b",c\n"x;\ny",1\n', ","),
         ("a.csv", "a;b;c\n1;2;3\n4;5;6\n7;8\n", ";"),
         ("a.csv", "sep=:\na:b\n1:2\n", ":"),
+        ("a.csv", "a;b;c\n1;2;3;4\n4;5;6;7\n", ";"),
+        ("a.csv", "a;b\n1,5;2,5;\n2,5;3,5;\n", ";"),
         ("a.csv", "a,b", ","),
         ("a.csv", "only\n1\n2\n", ","),
         ("a.tsv", "only\n1\n2\n", "\t"),
@@ -88,6 +90,7 @@ def test_a_byte_order_mark_goes_before_a_given_encoding(tmp_path: Path) -> None:
         (b"a,b\n\x81,2\n", {}, "UTF-8 or Windows-1252"),
         (b"a,b\n" + b"x,1\n" * 20_000 + b"\x81,2\n", {}, "encoding 'cp1252'"),
         ("ä,b\n".encode("cp1252"), {"encoding": "utf-8"}, "encoding 'utf-8'"),
+        (b"a,b\n" + b"x,1\n" * 20_000 + b"\xff,2\n", {"encoding": "utf-8"}, "encoding 'utf-8'"),
         (b"a,b\n" + b"x,1\n" * 20_000 + b"\xff,2\n", {"encoding": "ascii"}, "encoding 'ascii'"),
     ],
 )

@@ -236,6 +236,25 @@ def test_other_texts_among_numbers_are_refused_with_their_row(tmp_path: Path) ->
         prepared(tmp_path, lines("a;y", dates))
 
 
+def test_numbers_with_both_marks_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        prepared(tmp_path, "a;y\n1;0\n1.5;1\n2,5;0\n")
+    assert str(caught.value) == (
+        "column 'a' has numbers with a decimal point and with a decimal comma, such as '1.5' and '2,5'; write "
+        "them alike"
+    )
+
+
+def test_many_whole_numbers_that_are_texts_are_refused() -> None:
+    with pytest.raises(DataError) as caught:
+        framed({"age": [str(k % 35) for k in range(40)]})
+    assert str(caught.value) == (
+        "column 'age' has 35 different texts in 40 rows, such as '0' and '1', which are numbers or dates; make them "
+        "such, or categories of pandas"
+    )
+    assert framed({"age": [str(k % 15) for k in range(40)]}).pool.x.shape == (40, 15)
+
+
 @pytest.mark.parametrize("name", ["", "Unnamed: 0"])
 @pytest.mark.parametrize("values", [[0, 1, 2, 3], [3, 7, 1, 9], ["ann", "bob", "cy", "dee"], ["", "", "", ""]])
 def test_an_unnamed_column_that_tells_rows_apart_is_left_out(

@@ -106,7 +106,7 @@ class CsvFile:
 
         codec, skipped = self.format.encoding, self.format.skipped_lines
         try:
-            return pyarrow_csv.read_csv(
+            table = pyarrow_csv.read_csv(
                 self.path,
                 pyarrow_csv.ReadOptions(encoding=codec, skip_rows=skipped),
                 pyarrow_csv.ParseOptions(delimiter=self.format.separator, newlines_in_values=True),
@@ -121,6 +121,9 @@ class CsvFile:
             raise DataError(f"cannot read {self.path}: {error}{hint}") from error
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"cannot read {self.path}: {error}") from error
+        if any(pa.types.is_binary(kind) for kind in table.schema.types):  # bytes that are no UTF-8
+            raise _undecodable(self.path, codec)
+        return table
 
 
 def detect_encoding(path: Path) -> str:
@@ -220,7 +223,8 @@ def _detect_separator(sample: str, path: Path) -> str:
 def _regular_rows(sample: str, separator: str) -> tuple[float, list[list[str]]]:
     """Return the share of rows that have as many cells as the header, and these rows.
 
-    The share is 0 if it is below one half, or there is only one column.
+    The share is 0 if it is below one half or there is only one column; but a quarter if all rows agree and only the
+    header differs, so that the error of the reader is about the right separator.
     """
     try:
         rows = [row for row in csv.reader(io.StringIO(sample, newline=""), delimiter=separator) if row]
@@ -231,7 +235,10 @@ def _regular_rows(sample: str, separator: str) -> tuple[float, list[list[str]]]:
     header, *rest = rows
     regular = [row for row in rest if len(row) == len(header)]
     share = len(regular) / len(rest) if rest else 1.0
-    return (share, regular) if share >= 0.5 else (0.0, [])
+    if share >= 0.5:
+        return share, regular
+    lengths = {len(row) for row in rest}
+    return (0.25 if len(lengths) == 1 and 1 not in lengths else 0.0), rest
 
 
 def _share_of_numbers(rows: Sequence[Sequence[str]]) -> float:

@@ -158,6 +158,9 @@ def arrow_table(frame: Any) -> Table:
             return pa.Table.from_pandas(frame, preserve_index=False)
         return pa.table(frame)
     except (pa.ArrowException, TypeError) as error:
+        if hasattr(frame, "columns"):  # the reason names the column
+            reason = " ".join(map(str, error.args))
+            raise DataError(f"the data frame should have values of one type in each column: {reason}") from error
         raise DataError(
             f"the data frame should be one of pandas or polars, or Arrow's, got {shown(frame)}: {error}"
         ) from error
@@ -193,5 +196,5 @@ def _kind(table: Table, column: str, where: str) -> ColumnKind | None:
     if types.is_string(found) or types.is_large_string(found) or types.is_string_view(found):
         return "text"
     if types.is_binary(found) or types.is_large_binary(found):
-        raise DataError(f"{where}: column {column!r} is not text in UTF-8; say by 'encoding' what it is")
+        raise DataError(f"{where}: column {column!r} holds bytes and no texts; leave it out by 'drop'")
     raise DataError(f"{where}: column {column!r} should hold numbers or texts, got {found}; leave it out of 'inputs'")

@@ -97,7 +97,7 @@ def prepare_sheets(sheets: Sequence[Sheet], roles: ColumnRoles, notation: Notati
         prepared = [_without_index(sheet, used, report) for sheet in prepared]
     prepared = _with_numbers(prepared, roles, notation, report)
     prepared = [_with_days(sheet, roles, report) for sheet in prepared]
-    _check_texts(prepared, roles, notation, report)
+    _check_texts(prepared, roles, report)
     _report_row_numbers(prepared, roles, report)
     report.log()
     return prepared
@@ -394,55 +394,65 @@ def _with_days(sheet: Sheet, roles: ColumnRoles, report: Report) -> Sheet:
     return replace(sheet, table=table)
 
 
-def _check_texts(sheets: Sequence[Sheet], roles: ColumnRoles, notation: Notation, report: Report) -> None:
+def _check_texts(sheets: Sequence[Sheet], roles: ColumnRoles, report: Report) -> None:
     """Refuse columns of texts that are of no use as categories, and report those with many of them."""
-    first = sheets[0].table.column_names
-    for name in dict.fromkeys([*roles.targets, *(roles.inputs or first)]):
+    inputs = sheets[0].table.column_names if roles.inputs is None else roles.inputs
+    for name in dict.fromkeys([*roles.targets, *inputs]):
         if not roles.is_typed(name):
             continue
         with_column = [sheet for sheet in sheets if sheet.table.column_names.count(name) == 1]
         if with_column and all(is_text(sheet.table[name]) for sheet in with_column):
-            _check_categories(with_column, name, name in roles.targets, notation, report)
+            _check_categories(with_column, name, name in roles.targets, report)
 
 
-def _check_categories(sheets: Sequence[Sheet], name: str, is_target: bool, notation: Notation, report: Report) -> None:
+def _check_categories(sheets: Sequence[Sheet], name: str, is_target: bool, report: Report) -> None:
     import pyarrow as pa
 
     pc = arrow_compute()
     texts = pa.concat_arrays([as_strings(sheet.table[name]) for sheet in sheets])
     unique = texts.filter(is_present(texts)).unique()
+    what = f"the target {name!r}" if is_target else f"column {name!r}"
+    _check_marks(unique, what)
     if len(unique) <= FEW_TEXTS:
         return
     is_value = look_like_dates(unique.to_pylist())
     for mark in DECIMAL_MARKS:
         is_value |= are_numbers(unique, mark).to_numpy(zero_copy_only=False)
-    what = f"the target {name!r}" if is_target else f"column {name!r}"
     if 0.5 < is_value.mean() < 1:
         odd = unique[int(np.argmin(is_value))].as_py()
-        where, row = next(
-            (sheet.where, pc.index(as_strings(sheet.table[name]), odd).as_py() + 1)
-            for sheet in sheets
-            if pc.index(as_strings(sheet.table[name]), odd).as_py() >= 0
-        )
+        places = [(sheet.where, pc.index(as_strings(sheet.table[name]), odd).as_py()) for sheet in sheets]
+        where, row = next((where, row) for where, row in places if row >= 0)
         raise DataError(
-            f"{where}: {what} has {shown(odd)} in row {row} among numbers or dates (different texts of this kind: "
+            f"{where}: {what} has {shown(odd)} in row {row + 1} among numbers or dates (different texts of this kind: "
             f"{int((~is_value).sum())}); fill it in, or leave the row or the column out"
         )
     if 2 * len(unique) > len(texts):
         examples = " and ".join(shown(text) for text in unique[:2].to_pylist())
+        many = f"{what} has {len(unique):,} different texts in {len(texts):,} rows, such as {examples}"
+        if is_value.all():
+            raise DataError(f"{many}, which are numbers or dates; make them such, or categories of pandas")
         fix = "take another target" if is_target else f"leave it out by drop = [{name!r}]"
         words = "" if is_target else f", or take its words as the only input by text = {name!r}"
-        raise DataError(
-            f"{what} has {len(unique):,} different texts in {len(texts):,} rows, such as {examples}, so it is an id, a "
-            f"name or a free text and no category; {fix}{words}"
-        )
+        raise DataError(f"{many}, so it is an id, a name or a free text and no category; {fix}{words}")
     if len(unique) > MANY_CATEGORIES and not is_target:
         report.add(f"column {name!r} becomes {len(unique):,} columns, one for each of its texts")
 
 
+def _check_marks(unique: Any, what: str) -> None:
+    """Refuse numbers of which some have a decimal point, and some a decimal comma."""
+    with_point, with_comma = (are_numbers(unique, mark).to_numpy(zero_copy_only=False) for mark in DECIMAL_MARKS)
+    if len(unique) and (with_point | with_comma).all() and not with_point.all() and not with_comma.all():
+        point, comma = (unique[int(np.argmin(fits))].as_py() for fits in (with_comma, with_point))
+        raise DataError(
+            f"{what} has numbers with a decimal point and with a decimal comma, such as {shown(point)} and "
+            f"{shown(comma)}; write them alike"
+        )
+
+
 def _report_row_numbers(sheets: Sequence[Sheet], roles: ColumnRoles, report: Report) -> None:
     """Report inputs that number the rows, which may be the index of a table."""
-    for name in roles.inputs or sheets[0].table.column_names:
+    names = sheets[0].table.column_names if roles.inputs is None else roles.inputs
+    for name in names:
         if name in (*roles.targets, *roles.as_texts):
             continue
         if all(_numbers_rows(sheet.table, name) for sheet in sheets):
