@@ -54,6 +54,20 @@ def test_another_file_with_the_same_separator_decides_what_a_mark_is(tmp_path: P
     assert tabs["a"] == [1234]
 
 
+def test_numbers_that_are_the_same_by_both_marks_decide_nothing(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"column 'a' has '1,234' in row 1, which is 1234 by decimal = '\.' and"):
+        prepared(tmp_path, "b;a;y\n1 234;1,234;1\n")
+    with pytest.raises(DataError, match="column 'a' has '01/02/1970' in row 1, which may begin with the day or"):
+        prepared(tmp_path, "b,a,y\n02/02/1970,01/02/1970,1\n")
+    [found] = prepared(tmp_path, "a,b,y\n1 234,2.345,1\n")
+    assert (found["a"], found["b"]) == ([1234], [2.345])
+
+
+def test_a_point_in_a_file_with_commas_between_cells_is_decimal_whatever_other_files_have(tmp_path: Path) -> None:
+    first, second = prepared(tmp_path, "a,y\n1.234,1\n", 'a,y\n"1,5",1\n')
+    assert (first["a"], second["a"]) == ([1.234], [1.5])
+
+
 def test_a_file_with_another_separator_keeps_its_decimal_point(tmp_path: Path) -> None:
     first, second = prepared(tmp_path, "a,y\n1.234,1\n2.345,0\n", "a;y\n1,5;1\n2,5;0\n")
     assert first["a"] == [1.234, 2.345]
@@ -110,6 +124,12 @@ def test_other_dates_decide_the_order_of_day_and_month(tmp_path: Path) -> None:
     first, second = prepared(tmp_path, "a,b,y\n01/02/1970,31/01/1970,1\n", "a,b,y\n12/31/1970,01/02/1970,1\n")
     assert (first["a"], first["b"]) == ([31], [30])
     assert (second["a"], second["b"]) == ([364], [1])
+
+
+def test_what_was_assumed_is_told_before_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "fedclade"), pytest.raises(DataError):
+        prepared(tmp_path, "a;y\n01/02/1970;1\n")
+    assert caplog.messages == ["how the data is read: separator ';'"]
 
 
 def test_dates_in_two_orders_are_refused_with_the_setting(tmp_path: Path) -> None:

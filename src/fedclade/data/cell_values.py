@@ -121,7 +121,7 @@ class Notation:
         marks = DECIMAL_MARKS if self.decimal is None else (self.decimal,)
         numbers = [(mark, read_numbers(unique, mark)) for mark in marks]
         fitting = [Reading("number", mark, mark, values) for mark, values in numbers if values is not None]
-        return _distinct(fitting) if fitting else _distinct(self._date_readings(unique))
+        return fitting or self._date_readings(unique)
 
     def _date_readings(self, unique: Texts) -> list[Reading]:
         texts: list[str] = unique.to_pylist()
@@ -213,15 +213,6 @@ def short_date_format(texts: Sequence[str]) -> str | None:
     orders = ("%d{0}%m{0}%y", "%m{0}%d{0}%y", "%y{0}%m{0}%d")
     formats = [order.format(separator) + clock for order in orders if clock is not None]
     return next((each for each in formats if _parse_dates(texts, each) is not None), None)
-
-
-def _distinct(readings: Sequence[Reading]) -> list[Reading]:
-    """Return the readings whose values differ: where two agree, it does not matter which is right."""
-    found: list[Reading] = []
-    for reading in readings:
-        if not any(reading.values.equals(other.values) for other in found):
-            found.append(reading)
-    return found
 
 
 def _date_formats(texts: Sequence[str]) -> list[tuple[str, str]]:

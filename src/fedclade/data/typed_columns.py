@@ -91,6 +91,13 @@ def prepare_sheets(sheets: Sequence[Sheet], roles: ColumnRoles, notation: Notati
     for sheet in sheets:
         for assumption in sheet.csv.assumed if sheet.csv else ():
             report.add(assumption, sheet.where)
+    try:
+        return _prepare(sheets, roles, notation, report)
+    finally:  # also before an error, which an assumption may explain
+        report.log()
+
+
+def _prepare(sheets: Sequence[Sheet], roles: ColumnRoles, notation: Notation, report: Report) -> list[Sheet]:
     prepared = _without_columns(sheets, roles.drop)
     if roles.inputs is None:
         used = (*roles.targets, *roles.as_texts)
@@ -99,7 +106,6 @@ def prepare_sheets(sheets: Sequence[Sheet], roles: ColumnRoles, notation: Notati
     prepared = [_with_days(sheet, roles, report) for sheet in prepared]
     _check_texts(prepared, roles, report)
     _report_row_numbers(prepared, roles, report)
-    report.log()
     return prepared
 
 
@@ -141,8 +147,21 @@ class _TextColumn:
     readings: Sequence[Reading]
 
     @property
-    def decided(self) -> Reading | None:
+    def witness(self) -> Reading | None:
+        """The only possible reading, which tells how other columns are to be read; None if there are several."""
         return self.readings[0] if len(self.readings) == 1 else None
+
+    @property
+    def decided(self) -> Reading | None:
+        """The reading, if there is one alone or all have the same values, as 02/02/1970 has; else None."""
+        first, *others = self.readings
+        return first if all(first.values.equals(other.values) for other in others) else None
+
+    @property
+    def may_have_decimal_commas(self) -> bool:
+        """Whether a comma may be the decimal mark, and that makes a difference."""
+        notations = [reading.notation for reading in self.readings]
+        return "," in notations and (len(notations) == 1 or self.decided is None)
 
     @property
     def has_marks(self) -> bool:
@@ -276,7 +295,7 @@ def _check_given_notation(column: _TextColumn, sheet: Sheet, notation: Notation)
                 f"{where}, which is no number with decimal = {notation.decimal!r}; leave 'decimal' out, or make all "
                 "files alike"
             )
-    elif notation.dates is None:
+    if notation.dates is None:
         short = short_date_format(written.unique().to_pylist())
         if short is not None:
             raise DataError(
@@ -290,17 +309,14 @@ def _numbers_as_written(
 ) -> list[_TextColumn]:
     """Return the texts of columns that were read with a decimal point, where a point may separate thousands.
 
-    That is in files with a number that may have a decimal comma, and in all files with the same separator; and where
-    cells are separated by semicolons, as countries with decimal commas do.
+    That is in files with a number that may have a decimal comma, and in all files with the same separator, unless it is
+    a comma; and where cells are separated by semicolons, as countries with decimal commas do.
     """
-    commas = {
-        _separator(sheets[column.sheet])
-        for column in texts
-        if any(reading.kind == "number" and reading.notation == "," for reading in column.readings)
-    }
+    with_commas = {column.sheet for column in texts if column.may_have_decimal_commas}
+    separators = {_separator(sheets[number]) for number in with_commas} - {","} | {";"}
     found: list[_TextColumn] = []
     for number, sheet in enumerate(sheets):
-        is_suspect = _separator(sheet) in (*commas, ";") or notation.decimal == ","
+        is_suspect = number in with_commas or _separator(sheet) in separators or notation.decimal == ","
         if sheet.csv is not None and is_suspect and notation.decimal != ".":
             found += _reread(number, sheet, sheet.csv.read, roles, notation)
     return found
@@ -346,11 +362,11 @@ def _decide(sheets: Sequence[Sheet], column: _TextColumn, columns: Sequence[_Tex
     """
     kind = column.readings[0].kind
     separator = _separator(sheets[column.sheet])
-    deciding = [other for other in columns if other.decided is not None and other.decided.kind == kind]
+    deciding = [other for other in columns if other.witness is not None and other.witness.kind == kind]
     same_table = [other for other in deciding if other.sheet == column.sheet]
     similar = [other for other in deciding if _separator(sheets[other.sheet]) == separator]
     for witnesses in (same_table, similar):
-        notations = {other.decided.notation for other in witnesses if other.decided is not None}
+        notations = {other.witness.notation for other in witnesses if other.witness is not None}
         fitting = [reading for reading in column.readings if reading.notation in notations]
         if len(fitting) == 1:
             return fitting[0]
