@@ -149,6 +149,23 @@ def test_files_are_looked_for_beside_the_config_and_in_the_data_folder(tmp_path:
     assert {len(each.federation()) for each in scenario.configs.values()} == {2}
 
 
+def test_the_settings_of_tables_reach_the_reader(tmp_path: Path) -> None:
+    rows = "id;age;seen;back\n" + "".join(f"p{k};{30 + k},5;{k + 1}/2/70;{k % 2}\n" for k in range(12))
+    data = files(tmp_path, rows=rows) | {"drop": ["id"], "separator": ";", "decimal": ",", "dates": "%d/%m/%y"}
+    built = made(data | {"encoding": "ascii"})
+    assert built.pool.columns is not None
+    assert built.pool.columns.inputs == ("age", "seen")
+    assert built.pool.x[1].tolist() == [31.5, 32]
+
+
+def test_all_wrong_settings_of_tables_are_told_at_once(tmp_path: Path) -> None:
+    data = files(tmp_path) | {"separator": ";;", "decimal": "x", "encoding": "excel", "dates": "%d"}
+    with pytest.raises(ConfigError) as caught:
+        check_config({"data": data})
+    named = [line.partition(" should")[0] for line in str(caught.value).splitlines()]
+    assert named == [f"[data] {each}" for each in ("separator", "encoding", "decimal", "dates")]
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
@@ -165,6 +182,16 @@ def test_files_are_looked_for_beside_the_config_and_in_the_data_folder(tmp_path:
         ({"text": "age", "inputs": ["ward"]}, "text = 'age' is the only input; leave out inputs = ['ward']"),
         ({"standardize": "all"}, "standardize of [data] should be 'none' or 'client' or 'federated', got 'all'"),
         ({"test_fraction": 1.5}, "test_fraction should be greater than 0 and less than 1, got 1.5"),
+        ({"drop": "age"}, "drop of [data] should be a list, each of it a string, got 'age'"),
+        ({"drop": ["age", "back"]}, "drop should be columns that are not needed, got 'back'"),
+        ({"seperator": ";"}, "unknown key of [data]: 'seperator'; did you mean 'separator'?"),
+        (
+            {"separator": ";;"},
+            "separator should be a character such as ';' or '\\t', and not the decimal mark, got ';;'",
+        ),
+        ({"decimal": "comma"}, "decimal should be '.' or ',', got 'comma'"),
+        ({"encoding": "excel"}, "encoding should be one that Python knows, such as 'cp1252' or 'utf-16', got 'excel'"),
+        ({"dates": "%d.%m."}, "such as '%d.%m.%Y', got '%d.%m.'"),
         (
             {"augment": "own_data_of_tests:no_function"},
             "augment should be a function of a batch of inputs, got 'own_data",

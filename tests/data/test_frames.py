@@ -153,6 +153,21 @@ def test_something_that_is_no_frame_is_refused() -> None:
         federation_from_frame(7, "hospital", "back")
 
 
+def test_a_column_of_several_types_is_refused_by_its_name() -> None:
+    import pandas
+
+    frame = pandas.DataFrame({"hospital": ["a", "b"], "age": [1, "x"], "back": [0, 1]})
+    with pytest.raises(FedcladeError) as caught:
+        federation_from_frame(frame, "hospital", "back")
+    assert str(caught.value).startswith("the data frame should have values of one type in each column: Could not")
+    assert "Conversion failed for column age with type object" in str(caught.value)
+
+
+def test_bytes_are_refused() -> None:
+    with pytest.raises(FedcladeError, match="the data frame: column 'ward' holds bytes and no texts; leave it out by"):
+        federation_from_frame(pa.table(COLUMNS | {"ward": [b"a"] * 8}), "hospital", "back")
+
+
 def of_sheets(*columns: dict[str, list[Any]]) -> Any:
     sheets = [Sheet(pa.table(each), f"{name}.csv", name) for name, each in zip("abc", columns, strict=False)]
     return federation_from_sheets(sheets, Chosen(("y",)), "files", OwnSettings())

@@ -354,6 +354,12 @@ def test_lists_of_a_config_are_strings_with_commas():
     assert config.signature.of == ("*.weight",)
 
 
+def test_columns_to_drop_are_a_string_with_commas():
+    data = {"data.files": "*.csv", "data.target": "back", "data.drop": "id, note", "data.separator": ";"}
+    config = RunConfig.read({**data, "network.clients": 4}).config
+    assert (config.data["drop"], config.data["separator"]) == (("id", "note"), ";")
+
+
 @pytest.mark.parametrize(("key", "word"), [("task.class_weights", "balanced"), ("model.personal", "head")])
 def test_words_that_stand_for_lists_stay_words(key: str, word: str):
     section, name = key.split(".")

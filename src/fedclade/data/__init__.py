@@ -5,13 +5,14 @@ Runs, the network, configs and the papers import it; it imports :mod:`fedclade.c
 
 from fedclade.data.augment import Augment, augment_of
 from fedclade.data.cache import cache_folder
+from fedclade.data.cell_values import Notation
 from fedclade.data.client_data import ClientData, mapped
 from fedclade.data.client_table import ClientTable, SplitRows
 from fedclade.data.concepts import concepts
 from fedclade.data.custom import one_client, pool_from_torch
 from fedclade.data.drift import Drift
 from fedclade.data.federation import Federation
-from fedclade.data.files import FilesSettings, matches, read_table
+from fedclade.data.files import FilesSettings, matches, read_sheet
 from fedclade.data.folder import open_folder
 from fedclade.data.folder_writing import ClientBlock, OnClients, write_federation, write_folder
 from fedclade.data.frames import federation_from_frame
@@ -26,6 +27,7 @@ from fedclade.data.shift import SHIFTS, Shift, View, shift_named, shift_views
 from fedclade.data.sources import SOURCES, Source, load_pool
 from fedclade.data.stages import Stage
 from fedclade.data.standardize import rescaled, statistics
+from fedclade.data.typed_columns import ColumnRoles, prepare_sheets
 
 __all__ = [
     "PARTITIONS",
@@ -36,10 +38,12 @@ __all__ = [
     "ClientBlock",
     "ClientData",
     "ClientTable",
+    "ColumnRoles",
     "Drift",
     "Federation",
     "FilesSettings",
     "LabelFlip",
+    "Notation",
     "OnClients",
     "OwnSettings",
     "Partition",
@@ -70,7 +74,8 @@ __all__ = [
     "partition_pool",
     "poisoned",
     "pool_from_torch",
-    "read_table",
+    "prepare_sheets",
+    "read_sheet",
     "rescaled",
     "shift_named",
     "shift_views",

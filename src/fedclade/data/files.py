@@ -7,13 +7,14 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedclade.core import ConfigError, DataError, TaskKind, shown
+from fedclade.core import ConfigError, DataError, TaskKind, require, shown
+from fedclade.data.cell_values import Notation
+from fedclade.data.csv_format import DEFAULT_SEPARATORS, CsvFile, is_encoding, is_separator
 from fedclade.data.federation import Federation
 from fedclade.data.frames import Chosen, federation_from_sheets
 from fedclade.data.own import OwnSettings
 from fedclade.data.sheets import Sheet, Table
 
-SEPARATORS = {".csv": ",", ".tsv": "\t"}
 PARQUET = ".parquet"
 
 
@@ -33,6 +34,15 @@ class FilesSettings:
         Columns to predict from; all others if left out, or one column of texts.
     name
         Of the data, for people; by default the folder's, or the file's.
+    drop
+        Columns to leave out.
+    separator, encoding
+        Character between two cells of a CSV file, and its encoding, by Python's names; detected for each file if left
+        out.
+    decimal
+        Decimal mark of numbers, ``.`` or ``,``; detected if left out.
+    dates
+        Format of dates, such as ``%d.%m.%Y``, in the codes of Python's ``strptime``; detected if left out.
     """
 
     files: str
@@ -41,8 +51,21 @@ class FilesSettings:
     inputs: tuple[str, ...] | None = None
     text: str | None = None
     name: str | None = None
+    drop: tuple[str, ...] = ()
+    separator: str | None = None
+    decimal: str | None = None
+    encoding: str | None = None
+    dates: str | None = None
 
     def __post_init__(self) -> None:
+        separator, encoding = self.separator, self.encoding
+        is_separate = separator is None or (is_separator(separator) and separator != self.decimal)
+        is_known = encoding is None or is_encoding(encoding)
+        require(
+            ("separator", separator, is_separate, "a character such as ';' or '\\t', and not the decimal mark"),
+            ("encoding", encoding, is_known, "one that Python knows, such as 'cp1252' or 'utf-16'"),
+            *Notation.checks(self.decimal, self.dates),
+        )
         if Path(self.files).is_dir():
             raise ConfigError(f"files = {self.files!r} is a folder; say which files in it, as '{self.files}/*.csv'")
         if self.client is None and not glob.has_magic(self.files):
@@ -62,13 +85,21 @@ class FilesSettings:
                 f"files = {self.files!r} matches several files called {twice.stem!r}; a client is called as its file, "
                 "so their names should differ"
             )
-        sheets = [Sheet(read_table(path), str(path), path.stem) for path in paths]
+        sheets = [read_sheet(path, self.separator, self.encoding) for path in paths]
         return federation_from_sheets(sheets, self.chosen(task), self.title, settings)
 
     def chosen(self, task: TaskKind | None = None) -> Chosen:
         """Return which columns are what."""
         target = self.target if isinstance(self.target, tuple) else (self.target,)
-        return Chosen(target, self.client, self.inputs, self.text, task)
+        return Chosen(
+            target,
+            self.client,
+            self.inputs,
+            text=self.text,
+            task=task,
+            drop=self.drop,
+            notation=Notation(decimal=self.decimal, dates=self.dates),
+        )
 
     @property
     def title(self) -> str:
@@ -92,19 +123,29 @@ def matches(pattern: str, folder: Path) -> list[Path]:
     return sorted(path for path in found if path.is_file())
 
 
-def read_table(path: Path) -> Table:
-    """Read a CSV, TSV or Parquet file; raise a DataError if it is none, or cannot be read."""
+def read_sheet(path: Path, separator: str | None = None, encoding: str | None = None) -> Sheet:
+    """Read a CSV, TSV or Parquet file; a text's separator and encoding are detected unless they are given.
+
+    Raises
+    ------
+    DataError
+        If the file is none of these, or cannot be read.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in (*DEFAULT_SEPARATORS, PARQUET):
+        raise DataError(f"{path} should end in {', '.join(DEFAULT_SEPARATORS)} or {PARQUET}")
+    if suffix == PARQUET:
+        return Sheet(_read_parquet(path), str(path), path.stem)
+    file = CsvFile.detect(path, separator, encoding)
+    return Sheet(file.read(), str(path), path.stem, file)
+
+
+def _read_parquet(path: Path) -> Table:
     import pyarrow as pa
-    import pyarrow.csv as csv
     import pyarrow.parquet as pq
 
-    suffix = path.suffix.lower()
-    if suffix not in (*SEPARATORS, PARQUET):
-        raise DataError(f"{path} should end in {', '.join(SEPARATORS)} or {PARQUET}")
     try:
-        if suffix == PARQUET:
-            with pq.ParquetFile(path) as parquet:
-                return parquet.read()
-        return csv.read_csv(path, parse_options=csv.ParseOptions(delimiter=SEPARATORS[suffix], newlines_in_values=True))
+        with pq.ParquetFile(path) as parquet:
+            return parquet.read()
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"cannot read {path}: {error}") from error

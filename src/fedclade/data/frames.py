@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Unpack
 
 import numpy as np
 
 from fedclade.core import ConfigError, TaskKind, checked, shown
+from fedclade.data.cell_values import Notation
 from fedclade.data.federation import Federation
 from fedclade.data.own import Held, OwnOptions, OwnSettings, own_federation
 from fedclade.data.pool import Columns
 from fedclade.data.reading import rows_of
 from fedclade.data.sheets import Rows, Sheet, arrow_table
 from fedclade.data.targets import targets
+from fedclade.data.typed_columns import ColumnRoles, prepare_sheets
 
 
 @checked("frame")
@@ -26,6 +28,9 @@ def federation_from_frame(
     task: TaskKind | None = None,
     *,
     text: str | None = None,
+    drop: tuple[str, ...] = (),
+    decimal: str | None = None,
+    dates: str | None = None,
     name: str = "table",
     true_clusters: Mapping[str, int] | None = None,
     **options: Unpack[OwnOptions],
@@ -49,6 +54,13 @@ def federation_from_frame(
         ``binary`` target.
     text
         A column of texts as the only input, in place of ``inputs``: as the words of a vocabulary.
+    drop
+        Columns to leave out.
+    decimal
+        Decimal mark of numbers that are texts, ``.`` or ``,``; detected if left out.
+    dates
+        Format of dates that are texts, such as ``%d.%m.%Y``, in the codes of Python's ``strptime``; detected if left
+        out. All dates become days since 1970-01-01.
     name
         Of the data, for people.
     true_clusters
@@ -61,10 +73,19 @@ def federation_from_frame(
     ConfigError
         If a setting is out of range, or the target does not say what the task is.
     DataError
-        If a column is missing, a value is missing or of no use, or a client has too few rows.
+        If a column is missing, a value is missing or of no use, nearly all texts of a column differ, or a client has
+        too few rows.
     """
     sheets = [Sheet(arrow_table(frame), "the data frame", None)]
-    chosen = Chosen(target if isinstance(target, tuple) else (target,), client, inputs, text, task)
+    chosen = Chosen(
+        target if isinstance(target, tuple) else (target,),
+        client,
+        inputs,
+        text=text,
+        task=task,
+        drop=drop,
+        notation=Notation(decimal=decimal, dates=dates),
+    )
     return federation_from_sheets(sheets, chosen, name, OwnSettings(**options), true_clusters)
 
 
@@ -77,6 +98,15 @@ class Chosen:
     inputs: tuple[str, ...] | None = None
     text: str | None = None
     task: TaskKind | None = None
+    drop: tuple[str, ...] = ()
+    notation: Notation = field(default_factory=Notation)
+
+    @property
+    def roles(self) -> ColumnRoles:
+        """Which columns are used, and how."""
+        as_texts = tuple(column for column in (self.client, self.text) if column is not None)
+        inputs = () if self.text is not None else self.inputs
+        return ColumnRoles(self.target, inputs, as_texts, self.drop)
 
     def __post_init__(self) -> None:
         if self.task == "language":
@@ -88,6 +118,9 @@ class Chosen:
         apart = {*self.target, self.client}
         if both := [column for column in self.inputs or () if column in apart]:
             raise ConfigError(f"inputs should be other columns than target and client, got {both[0]!r}")
+        needed = [column for column in self.drop if column in (*apart, *(self.inputs or ()), self.text)]
+        if needed:
+            raise ConfigError(f"drop should be columns that are not needed, got {needed[0]!r}")
 
 
 def federation_from_sheets(
@@ -98,6 +131,7 @@ def federation_from_sheets(
     true_clusters: Mapping[str, int] | None = None,
 ) -> Federation:
     """Make a federation of the rows of tables with the same columns; see :func:`federation_from_frame`."""
+    sheets = prepare_sheets(sheets, chosen.roles, chosen.notation)
     rows = Rows(sheets)
     apart = [*chosen.target, *([] if chosen.client is None else [chosen.client])]
     y, task, labels = targets(rows, chosen.target, chosen.task)

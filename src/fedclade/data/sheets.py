@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedclade.core import DataError, shown, unknown
+from fedclade.data.cell_values import first_other_text
+from fedclade.data.csv_format import CsvFile
 
 Table = Any
 """A ``pyarrow.Table``: pyarrow is imported where a table is read."""
@@ -36,6 +38,7 @@ class Sheet:
     table: Table
     where: str
     client: str | None
+    csv: CsvFile | None = None  # that the table was read from
 
 
 class Rows:
@@ -78,8 +81,17 @@ class Rows:
         other, there = next(each for each in rest if is_number(each[0]) != is_number(one))
         raise DataError(
             f"column {column!r} should hold the same kind of values everywhere, got {IN_WORDS[one]} in {here} and "
-            f"{IN_WORDS[other]} in {there}"
+            f"{IN_WORDS[other]} in {there}{self._odd_text(column, kinds)}"
         )
+
+    def _odd_text(self, column: str, kinds: Sequence[ColumnKind | None]) -> str:
+        """Return the first text that is no number, for a message; empty if there is none."""
+        for sheet, kind in zip(self.sheets, kinds, strict=True):
+            found = first_other_text(sheet.table[column]) if kind == "text" else None
+            if found is not None:
+                row, text = found
+                return f", such as {shown(text)} in row {row} of {sheet.where}"
+        return ""
 
     def numbers(self, column: str) -> NDArray[np.float64]:
         """Return a column of numbers."""
@@ -146,6 +158,9 @@ def arrow_table(frame: Any) -> Table:
             return pa.Table.from_pandas(frame, preserve_index=False)
         return pa.table(frame)
     except (pa.ArrowException, TypeError) as error:
+        if hasattr(frame, "columns"):  # the reason names the column
+            reason = " ".join(map(str, error.args))
+            raise DataError(f"the data frame should have values of one type in each column: {reason}") from error
         raise DataError(
             f"the data frame should be one of pandas or polars, or Arrow's, got {shown(frame)}: {error}"
         ) from error
@@ -181,5 +196,5 @@ def _kind(table: Table, column: str, where: str) -> ColumnKind | None:
     if types.is_string(found) or types.is_large_string(found) or types.is_string_view(found):
         return "text"
     if types.is_binary(found) or types.is_large_binary(found):
-        raise DataError(f"{where}: column {column!r} is not text in UTF-8; save the file as UTF-8")
+        raise DataError(f"{where}: column {column!r} holds bytes and no texts; leave it out by 'drop'")
     raise DataError(f"{where}: column {column!r} should hold numbers or texts, got {found}; leave it out of 'inputs'")

@@ -33,6 +33,7 @@ SIMULATED = ("faults", "newcomers", "presence", "adversary")
 
 LISTS = (
     "data.inputs",
+    "data.drop",
     "task.metrics",
     "task.class_weights",
     "model.freeze",

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedclade.core import ConfigError, DataError, rng, shown
-from fedclade.data import Federation, Rows, Sheet, read_table
+from fedclade.data import ColumnRoles, Federation, Notation, Rows, prepare_sheets, read_sheet
 
 DAY = 86_400.0
 """Seconds."""
@@ -98,7 +98,8 @@ class Trace:
         ConfigError
             If an interval ends after the period.
         """
-        rows = Rows([Sheet(read_table(path), str(path), None)])
+        roles = ColumnRoles(inputs=("from", "to"), as_texts=("client",))
+        rows = Rows(prepare_sheets([read_sheet(path)], roles, Notation()))
         starts, ends = _seconds(rows, "from", path), _seconds(rows, "to", path)
         places = _places(rows.texts("client"), federation, path)
         if len(odd := np.flatnonzero((starts < 0) | (ends <= starts))):
