@@ -210,6 +210,11 @@ class FittedTask:
         """Whether the loss is cross-entropy without weights, which engines know by heart."""
         return self.loss is cross_entropy and not self.is_weighted
 
+    @cached_property
+    def has_own_loss(self) -> bool:
+        """Whether the loss is a user's own function, and none of :data:`~fedclade.tasks.LOSSES`."""
+        return all(self.loss is not known for known in LOSSES.values())
+
     @property
     def is_weighted(self) -> bool:
         """Whether examples count by their labels."""
@@ -217,7 +222,8 @@ class FittedTask:
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of each example, ``[B]``."""
-        losses = self.loss(outputs, targets)
+        # A user's own loss may work in place, and targets may be a view of the clients' data.
+        losses = self.loss(outputs, targets.clone() if self.has_own_loss else targets)
         if losses.shape != (len(targets),):
             raise ConfigError(
                 f"the loss should give one number for each of {len(targets)} examples, got shape {tuple(losses.shape)}"

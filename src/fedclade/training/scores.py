@@ -40,7 +40,8 @@ class Whole:
         counts = np.bincount(query, minlength=len(clients)).tolist()
         for k, (mine, seen) in enumerate(zip(outputs.split(counts), targets.split(counts), strict=True)):
             try:
-                yield k, {row: whole(mine, seen) for row, whole in self._metrics.items()}
+                # Copies, since a user's own metric may work in place, and the next one gets the same.
+                yield k, {row: whole(mine.clone(), seen.clone()) for row, whole in self._metrics.items()}
             except DataError as error:
                 raise DataError(f"client {clients[k]}: {error}") from None
 
