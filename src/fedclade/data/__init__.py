@@ -3,6 +3,7 @@
 Runs, the network, configs and the papers import it; it imports :mod:`fedclade.core` alone.
 """
 
+from fedclade.data.arrays import InputKind
 from fedclade.data.augment import Augment, augment_of
 from fedclade.data.cache import cache_folder
 from fedclade.data.client_data import ClientData, mapped
@@ -39,6 +40,7 @@ __all__ = [
     "Drift",
     "Federation",
     "FilesSettings",
+    "InputKind",
     "LabelFlip",
     "OnClients",
     "OwnSettings",
