@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fedclade.core import IGNORED, ConfigError, DataError, Indices, TaskKind, unknown
 
-
 InputKind = Literal["auto", "numbers", "tokens"]
 """What inputs are: numbers to compute with, or tokens, which are rows of a table. ``auto``: by their type.
 
