@@ -113,6 +113,28 @@ def test_an_augmentation_that_works_in_place_changes_no_data():
     assert torch.equal(federation.pool.x, before)
 
 
+class SometimesInPlace(InPlace):
+    """Cuts off large inputs, in place, only if there are any."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > 2 and not self.training:
+            x.clamp_(max=0.5)
+        return self.output(x)
+
+
+def test_a_forward_that_works_in_place_on_some_inputs_alone_ends_the_run():
+    with pytest.raises(ModelError, match=r"forward has written into the clients' data, and does so for some inputs"):
+        run_of(SometimesInPlace())
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_single_layer_is_cast_to_as_well(engine: str):
+    torch.manual_seed(0)
+    layer = nn.Linear(FEATURES, 2)
+    whole, floats = (run_of(layer, table_of_whole_numbers(dtype), engine=engine) for dtype in (np.int64, np.float32))
+    check_same(whole, floats)
+
+
 def test_only_a_model_that_works_in_place_gets_copies():
     for module, hooks in ((Pure(), 0), (InPlace(), 1)):
         clients = SimulatedClients(federation_of([0, 1]), module)
@@ -162,7 +184,7 @@ def table_of_whole_numbers(dtype: Any = np.int64) -> Federation:
     for name in ("north", "south", "west"):
         x = draw.integers(0, 9, (40, FEATURES))
         clients[name] = x.astype(dtype), (x.sum(1) > 4 * FEATURES).astype(np.int64)
-    return fedclade.federation(clients, inputs_are="auto")
+    return fedclade.federation(clients)
 
 
 def classifier(dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -297,12 +319,13 @@ def test_a_resumed_run_of_a_model_in_bfloat16_is_the_uninterrupted_one(tmp_path:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, HALF])
-def test_clients_of_a_network_train_models_of_any_type(dtype: torch.dtype):
+def test_clients_of_a_network_train_models_of_any_type(dtype: torch.dtype, caplog: pytest.LogCaptureFixture):
     def make(seed: int) -> nn.Module:
         return classifier(dtype)
 
     federation = table_of_whole_numbers()
     there = federated(grid_of(federation, make), "fedavg", make, rounds=2, local=LOCAL)
+    assert ("updates travel in float32" in caplog.text) == (dtype == torch.float64)
     here = run_of(make, federation, rounds=2)
     torch.testing.assert_close(there.tree.nodes[0].params, here.tree.nodes[0].params, rtol=1e-5, atol=1e-6)
 

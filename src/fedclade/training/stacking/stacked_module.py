@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.core import Layout, Slot, has_same_values
+from fedclade.training.input_hooks import CastInputs, CopyInputs
 from fedclade.training.jobs import CannotTrainTogether
 from fedclade.training.memory import hot_bytes
 from fedclade.training.optimizer import LocalOptimizer
@@ -286,12 +287,17 @@ class _Swap:
                 raise CannotStack.of(name, layer, f"has a {kind} of its own, {tensor!r}, but no stacked form")
 
     def _stacked(self, name: str, layer: nn.Module) -> nn.Module:
-        if any(vars(layer)[hooks] for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")):
+        before = vars(layer)["_forward_pre_hooks"]
+        # Hooks on the whole module's inputs do the same to the rows of all clients.
+        are_of_inputs = not name and all(isinstance(hook, CopyInputs | CastInputs) for hook in before.values())
+        if (before and not are_of_inputs) or any(vars(layer)[hooks] for hooks in ("_forward_hooks", "_backward_hooks")):
             raise CannotStack.of(name, layer, "has hooks")
         try:
             stacked = LAYERS[type(layer)](layer, self._find, self._active)
         except Refused as refused:
             raise CannotStack.of(name, layer, f"has {refused}, which has no stacked form") from refused
+        for hook in before.values():
+            stacked.register_forward_pre_hook(hook)
         for attribute, value in vars(layer).items():  # hidden_size and the like, which a user's forward may read
             if not attribute.startswith("_"):
                 setattr(stacked, attribute, value)
