@@ -229,8 +229,8 @@ def federate(
     registry.check_layout(wire.layout_digest(layout))
     if layout.dtype == torch.float64:
         _log.warning(
-            "the model is in float64, and clients train in it, but updates travel in float32: of each entry the first 7 "
-            "digits arrive"
+            "the model is in float64, and clients train in it, but updates travel in float32: the first 7 digits of "
+            "each entry arrive"
         )
     data = {"name": joined.schema.data, "description": joined.description}
     config = config or settings.as_config(algorithm, task, "auto", data=data, model=name)
