@@ -255,7 +255,7 @@ def test_a_section_says_whether_inputs_are_numbers_or_tokens(function: str) -> N
         built = made(named(function, **clients, inputs_are=inputs_are))
         assert built.pool.x.dtype == dtype
         assert built.pool.x.max() > 1
-    with pytest.raises(ConfigError, match="inputs_are.*'words'"):
+    with pytest.raises(ConfigError, match=r"inputs_are.*'words'"):
         check_config({"data": named(function, inputs_are="words")})
 
 

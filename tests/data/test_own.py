@@ -230,9 +230,7 @@ def test_inputs_are_numbers_or_tokens_as_it_is_said(dtype: Any, inputs_are: Any,
 @pytest.mark.parametrize("value", [0.5, -1.0, float("nan")])
 def test_tokens_are_whole_numbers_of_at_least_0(value: float) -> None:
     x, y = torch.tensor([[1.0], [value]] * 10), torch.arange(20) % 2
-    with pytest.raises(
-        DataError, match=f"whole numbers of at least 0 where inputs_are = 'tokens', got {value}"
-    ):
+    with pytest.raises(DataError, match=f"whole numbers of at least 0 where inputs_are = 'tokens', got {value}"):
         federation({"a": (x, y)}, inputs_are="tokens")
 
 
