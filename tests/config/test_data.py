@@ -42,6 +42,21 @@ def pool() -> Pool:
     return Pool.of_examples("forty", x, y, np.arange(40), np.arange(0))
 
 
+def bytes_of_tables() -> dict[str, Any]:
+    x, y = part(20)
+    return {"a": ((9 * x).to(torch.uint8), y)}
+
+
+def pool_of_bytes() -> Pool:
+    x, y = part(40)
+    return Pool.of_examples("forty", (9 * x).to(torch.uint8), y, np.arange(40), np.arange(0))
+
+
+def dataset_of_bytes() -> TensorDataset:
+    x, y = part(40)
+    return TensorDataset((9 * x).to(torch.uint8), y)
+
+
 def dataset() -> TensorDataset:
     return TensorDataset(*part(40))
 
@@ -257,6 +272,23 @@ def test_what_a_function_returns_is_shared_out(function: str) -> None:
     )
     assert len(built) == 4
     assert built.clients[0].label_map is not None
+
+
+@pytest.mark.parametrize("function", ["bytes_of_tables", "pool_of_bytes", "dataset_of_bytes"])
+def test_a_section_says_whether_inputs_are_numbers_or_tokens(function: str) -> None:
+    clients = {} if function == "bytes_of_tables" else {"clients": 2}
+    kinds = {"auto": torch.uint8, "numbers": torch.float32, "tokens": torch.int64}
+    for inputs_are, dtype in kinds.items():
+        built = made(named(function, **clients, inputs_are=inputs_are))
+        assert built.pool.x.dtype == dtype
+        assert built.pool.x.max() > 1
+    with pytest.raises(ConfigError, match=r"inputs_are.*'words'"):
+        check_config({"data": named(function, inputs_are="words")})
+
+
+def test_a_table_of_files_can_be_tokens(tmp_path: Path) -> None:
+    rows = "first,second,back\n" + "".join(f"{k},{k % 4},{'yes' if k % 3 else 'no'}\n" for k in range(10))
+    assert made({**files(tmp_path / "d", rows=rows), "inputs_are": "tokens"}).pool.x.dtype == torch.int64
 
 
 def test_an_installed_package_adds_data_by_a_name(monkeypatch: pytest.MonkeyPatch) -> None:

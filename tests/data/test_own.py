@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from fedclade import ConfigError, DataError, FedcladeError, federation, simulate
-from fedclade.data import Federation
+from fedclade.data import Federation, one_client, pool_from_torch
 
 
 def part(n: int, first: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -207,3 +207,41 @@ def test_what_cannot_be_used(parts: dict[str, Any], given: dict[str, Any], messa
 def test_augmentations_that_cannot_be_used(augment: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         federation({"a": part(3)}, augment=augment)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "inputs_are", "expected"),
+    [
+        *((np.uint8, "auto", torch.uint8), (np.uint8, "numbers", torch.float32), (np.uint8, "tokens", torch.int64)),
+        *((np.int32, "auto", torch.int64), (np.int32, "numbers", torch.float32), (np.int32, "tokens", torch.int64)),
+        *((np.float64, "auto", torch.float32), (np.float64, "tokens", torch.int64)),
+    ],
+)
+def test_inputs_are_numbers_or_tokens_as_it_is_said(dtype: Any, inputs_are: Any, expected: torch.dtype) -> None:
+    x, y = np.arange(40).reshape(20, 2).astype(dtype), np.arange(20) % 2
+    made = federation({"a": (x, y)}, inputs_are=inputs_are)
+    assert made.pool.x.dtype == expected
+    assert made.pool.x.tolist() == x.tolist()
+    data = TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
+    assert one_client(data, data, labels=2, inputs_are=inputs_are).pool.x.dtype == expected
+    assert pool_from_torch(data, inputs_are=inputs_are).x.dtype == expected
+
+
+@pytest.mark.parametrize("value", [0.5, -1.0, float("nan")])
+def test_tokens_are_whole_numbers_of_at_least_0(value: float) -> None:
+    x, y = torch.tensor([[1.0], [value]] * 10), torch.arange(20) % 2
+    with pytest.raises(DataError, match=f"whole numbers of at least 0 where inputs_are = 'tokens', got {value}"):
+        federation({"a": (x, y)}, inputs_are="tokens")
+
+
+def test_what_inputs_are_is_one_of_three_words() -> None:
+    data = TensorDataset(*part(6))
+    calls: list[Any] = [
+        lambda: federation({"a": part(6)}, inputs_are="words"),  # type: ignore[arg-type]
+        lambda: one_client(data, data, labels=2, inputs_are="words"),  # type: ignore[arg-type]
+        lambda: pool_from_torch(data, inputs_are="words"),  # type: ignore[arg-type]
+        lambda: pool_from_torch(data).with_inputs_as("words"),  # type: ignore[arg-type]
+    ]
+    for call in calls:
+        with pytest.raises(ConfigError, match=r"inputs_are.*'words'"):
+            call()

@@ -215,6 +215,7 @@ def _federation_of(
         pool = (
             returned if isinstance(returned, Pool) else pool_from_torch(returned, None, title, task or "classification")
         )
+        pool = pool.with_inputs_as(left.pop("inputs_are", "auto"))
         return _shared_out(pool, {**_those_of(section, ("clients",)), **left}, from_config)
     if isinstance(returned, Mapping):
         _refuse([key for key in left if key not in known_arguments(OwnSettings)], name, "a mapping of clients")

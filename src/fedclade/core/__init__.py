@@ -8,6 +8,15 @@ from fedclade.core.aggregate import centre_of, inter_group, mean, mean_of_all
 from fedclade.core.aggregation import Aggregation, Limits, Rule
 from fedclade.core.arguments import check_arguments, checked, defaults, known_arguments
 from fedclade.core.array_mapping import ArrayMapping, Positions
+from fedclade.core.buffers import (
+    can_be_averaged,
+    has_same_values,
+    is_statistic,
+    restore_buffer,
+    set_unsent_buffers,
+    state_preserved,
+    unsent_buffers,
+)
 from fedclade.core.clients import Clients, Workers
 from fedclade.core.descriptor_query import DescriptorQuery
 from fedclade.core.display import Displayed, at_prompt, draw_with, drawn, in_notebook
@@ -245,6 +254,7 @@ __all__ = [
     "bounded",
     "bring_to_disk",
     "call_own",
+    "can_be_averaged",
     "centre_of",
     "check_arguments",
     "check_function",
@@ -257,12 +267,14 @@ __all__ = [
     "flat",
     "function_named",
     "has_imported_names",
+    "has_same_values",
     "import_extra",
     "imported",
     "importing_only",
     "in_notebook",
     "installed",
     "inter_group",
+    "is_statistic",
     "known_arguments",
     "label_rates",
     "loaded",
@@ -281,13 +293,17 @@ __all__ = [
     "reading_folder",
     "remove",
     "require",
+    "restore_buffer",
     "row_norms",
+    "set_unsent_buffers",
     "sha256_of",
     "shown",
+    "state_preserved",
     "summary_of",
     "take_place",
     "unknown",
     "unpacked",
+    "unsent_buffers",
     "write_tensors",
     "write_text",
 ]

@@ -2,8 +2,11 @@
 
 Servers only add, average and compare vectors. Buffers (the running statistics of BatchNorm) travel in the same vector,
 so that they are averaged with the parameters, but everything that compares clients looks at the parameters alone.
-What is frozen is the same everywhere: it stays in the module, outside the vector. What is personal stays with a client,
-in a second vector of its own.
+What is frozen is the same everywhere: it stays in the module, outside the vector. So do buffers that are no running
+statistics, see :mod:`fedclade.core.buffers`. What is personal stays with a client, in a second vector of its own.
+
+The vector has the type of the parameters. That of parameters in half precision (bfloat16, float16) is float32, so that
+a mean over clients is not rounded to the few digits that one model has.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
+from fedclade.core.buffers import has_same_values, restore_buffer, unsent_buffers
 from fedclade.core.errors import ModelError
 from fedclade.core.patterns import matching
 
@@ -48,7 +52,9 @@ class Layout:
     modules that stay in evaluation mode while the others train: those that were in ``eval()`` inside a module that was
     not, and those in ``eval()`` of which every parameter is frozen. Parameters that do not require a gradient, and
     buffers of modules at rest, are ``frozen``. ``personal`` tensors lie in a second vector ``[P]`` of each client, and
-    all that is not frozen in the vector ``[F]`` of the ``full`` layout, F = S + P.
+    all that is not frozen in the vector ``[F]`` of the ``full`` layout, F = S + P. ``unsent`` buffers are no running
+    statistics, and in no vector either: every client starts from their values here, and leaves them as they are. Those
+    of them that a state dict has are ``frozen``, too.
     """
 
     parameters: tuple[Slot, ...]  # in the module's own order
@@ -59,6 +65,7 @@ class Layout:
     resting: tuple[str, ...] = ()
     personal: tuple[Slot, ...] = ()  # parameters first, then buffers
     whole: Layout | None = field(default=None, repr=False)  # the full layout, if this is a part of it
+    unsent: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor], compare=False, repr=False)
 
     @classmethod
     def of(cls, module: nn.Module, personal: Sequence[str] = ()) -> Layout:
@@ -75,7 +82,8 @@ class Layout:
         Raises
         ------
         ModelError
-            If the module has no parameters to train, or parameters of several types, or if all of them are personal.
+            If the module has no parameters to train, or parameters of several types, or complex ones, or if all of them
+            are personal.
         ConfigError
             If a pattern matches nothing.
         """
@@ -88,13 +96,16 @@ class Layout:
         dtypes = {p.dtype for _, p in trained}
         if len(dtypes) > 1:
             raise ModelError(f"parameters should share one type, got {sorted(map(str, dtypes))}; cast the model first")
+        dtype = _vector_dtype(module, dtypes.pop())
         buffers = _saved_buffers(module)
         frozen |= {name: buffer for name, buffer in buffers if name.rpartition(".")[0] in resting}
+        unsent = _unsent(module, saved=dict(buffers), frozen=frozen)
+        frozen |= {name: unsent[name] for name, _ in buffers if name in unsent}
         moving = [(name, buffer) for name, buffer in buffers if name not in frozen]
         parameter_slots, end = _slots(trained, 0)
         buffer_slots, _ = _slots(moving, end)
         tied = _tied(module, [*(slot.name for slot in (*parameter_slots, *buffer_slots)), *frozen])
-        layout = cls(parameter_slots, buffer_slots, dtypes.pop(), tied, frozen, resting)
+        layout = cls(parameter_slots, buffer_slots, dtype, tied, frozen, resting, unsent=unsent)
         places = {slot.name: slot.name for slot in (*parameter_slots, *buffer_slots)}
         places |= {name: place for name, place in tied if place in places}
         return layout.without({places[name] for name in matching(personal, places, "model.personal")})
@@ -130,6 +141,11 @@ class Layout:
         """Length S of the whole vector."""
         return self.buffers[-1].stop if self.buffers else self.n_parameters
 
+    @property
+    def is_rounded(self) -> bool:
+        """Whether parameters have fewer digits than the vector, as those in half precision have."""
+        return any(slot.dtype != self.dtype for slot in self.parameters)
+
     def flatten(self, module: nn.Module) -> Tensor:
         """Return a copy of the module's state as a vector ``[S]``."""
         return self._flat(module, (*self.parameters, *self.buffers))
@@ -160,13 +176,35 @@ class Layout:
         return shared, torch.cat([whole[slot.name] for slot in self.personal], -1)
 
     def load(self, vector: Tensor, module: nn.Module) -> None:
-        """Copy a vector ``[S]`` into the module; raise a ModelError if it has another length."""
+        """Copy a vector ``[S]`` into the module; raise a ModelError if it has another length.
+
+        Buffers that are in no vector get the model's values again.
+        """
         if vector.shape != (self.size,):
             raise ModelError(f"a vector of {self.size} entries was expected, got shape {tuple(vector.shape)}")
         tensors = _tensors(module)
         with torch.no_grad():
             for name, value in self.unflatten(vector).items():
                 tensors[name].copy_(value)
+            for name, value in self.unsent.items():
+                restore_buffer(module, name, value)
+
+    def check_unsent(self, module: nn.Module) -> None:
+        """Check that training has left those float buffers alone that were taken for constants.
+
+        Raises
+        ------
+        ModelError
+            If training has changed one, which it did not do in the first forward passes.
+        """
+        for name, value in self.unsent.items():
+            could_be_averaged = name in self.frozen and value.is_floating_point()
+            if could_be_averaged and not has_same_values(module.get_buffer(name), value):
+                raise ModelError(
+                    f"training changes buffer {name!r} of {type(module).__name__}, but the first forward passes did "
+                    "not, so it was taken for a constant, which is not averaged; let forward write to it in every "
+                    "pass in training mode, or register it with persistent=False"
+                )
 
     def set_training(self, module: nn.Module) -> None:
         """Put the module into training mode, except the parts of it that rest."""
@@ -255,9 +293,31 @@ def _moved(slots: Iterable[Slot], start: int) -> tuple[tuple[Slot, ...], int]:
     return tuple(moved), start
 
 
+def _vector_dtype(module: nn.Module, dtype: torch.dtype) -> torch.dtype:
+    """Return the type of the vector of parameters of some type."""
+    if dtype in (torch.bfloat16, torch.float16):
+        return torch.float32
+    if dtype in (torch.float32, torch.float64):
+        return dtype
+    raise ModelError(
+        f"parameters of {type(module).__name__} should be real numbers (float32, float64, bfloat16 or float16), got "
+        f"{dtype}; take two real parameters for a complex one (torch.view_as_real)"
+    )
+
+
 def _saved_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
     saved = module.state_dict(keep_vars=True)
     return [(name, buffer) for name, buffer in module.named_buffers() if name in saved]
+
+
+def _unsent(module: nn.Module, saved: Collection[str], frozen: Collection[str]) -> dict[str, Tensor]:
+    """Return copies of the buffers that are no running statistics, and of those that no state dict has."""
+    names = unsent_buffers(module)
+    found: dict[str, Tensor] = {}
+    for name, buffer in module.named_buffers():
+        if (name in names or name not in saved) and name not in frozen:
+            found[name] = buffer.detach().clone()  # a forward pass may write into the module's own
+    return found
 
 
 def _resting(module: nn.Module) -> tuple[str, ...]:

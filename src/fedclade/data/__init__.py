@@ -3,6 +3,7 @@
 Runs, the network, configs and the papers import it; it imports :mod:`fedclade.core` alone.
 """
 
+from fedclade.data.arrays import InputKind
 from fedclade.data.augment import Augment, augment_of
 from fedclade.data.cache import cache_folder
 from fedclade.data.cell_values import Notation
@@ -42,6 +43,7 @@ __all__ = [
     "Drift",
     "Federation",
     "FilesSettings",
+    "InputKind",
     "LabelFlip",
     "Notation",
     "OnClients",

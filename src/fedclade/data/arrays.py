@@ -7,13 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from operator import index
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.core import IGNORED, DataError, Indices, TaskKind
+from fedclade.core import IGNORED, ConfigError, DataError, Indices, TaskKind, unknown
+
+InputKind = Literal["auto", "numbers", "tokens"]
+"""What inputs are: numbers to compute with, or tokens, which are rows of a table. ``auto``: by their type.
+
+Then bytes are pixels, other whole numbers are tokens if the model takes whole numbers, and all else is numbers.
+"""
 
 
 def as_inputs(x: Any, what: str) -> Tensor:
@@ -25,6 +31,31 @@ def as_inputs(x: Any, what: str) -> Tensor:
         raise DataError(f"{what} should be real numbers, got {tensor.dtype}")
     is_whole = not tensor.is_floating_point() and tensor.dtype != torch.bool
     return tensor.to(torch.int64 if is_whole else torch.float32)
+
+
+def check_input_kind(kind: InputKind) -> None:
+    """Check what inputs are said to be; a ConfigError if that is unknown."""
+    if kind not in get_args(InputKind):
+        raise ConfigError(unknown("inputs_are", kind, get_args(InputKind)))
+
+
+def inputs_as(x: Tensor, kind: InputKind, what: str) -> Tensor:
+    """Return inputs as numbers (float32) or as tokens (int64), whatever type they came in; ``auto`` goes by the type.
+
+    Raises
+    ------
+    DataError
+        If tokens are no whole numbers of at least 0.
+    """
+    if kind == "numbers":
+        return x.to(torch.float32)
+    if kind == "auto":
+        return x
+    whole = (x == x.round()) & (x >= 0) if x.is_floating_point() else x >= 0
+    if not bool(whole.all()):
+        odd = x[~whole].flatten()[0].item()
+        raise DataError(f"{what} should be whole numbers of at least 0 where inputs_are = 'tokens', got {odd}")
+    return x.to(torch.int64)
 
 
 def as_targets(y: Any, what: str, task: TaskKind = "classification") -> Tensor:

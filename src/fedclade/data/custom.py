@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import Dataset
 
 from fedclade.core import ConfigError, DataError, TaskKind, checked, require
-from fedclade.data.arrays import outputs_of
+from fedclade.data.arrays import InputKind, check_input_kind, inputs_as, outputs_of
 from fedclade.data.federation import ClientData, Federation
 from fedclade.data.pool import Pool
 from fedclade.data.reading import Examples, read_parts
@@ -16,7 +16,11 @@ from fedclade.data.reading import Examples, read_parts
 
 @checked("dataset", "test")
 def pool_from_torch(
-    dataset: Dataset[Any], test: Dataset[Any] | None = None, name: str = "custom", task: TaskKind = "classification"
+    dataset: Dataset[Any],
+    test: Dataset[Any] | None = None,
+    name: str = "custom",
+    task: TaskKind = "classification",
+    inputs_are: InputKind = "auto",
 ) -> Pool:
     """Read a map-style torch data set of pairs ``(x, y)`` into a pool.
 
@@ -34,9 +38,13 @@ def pool_from_torch(
         What to call it.
     task
         What the targets are.
+    inputs_are
+        ``numbers``, ``tokens`` or ``auto``; see :class:`OwnSettings`.
 
     Raises
     ------
+    ConfigError
+        If ``inputs_are`` is unknown.
     DataError
         If there are no examples, they are not pairs, inputs differ in shape or kind, or a target is not as the task has
         it, such as a label that is no whole number ≥ 0.
@@ -44,7 +52,9 @@ def pool_from_torch(
     given = {f"data set {name!r}": dataset} | ({} if test is None else {f"test data of {name!r}": test})
     read = read_parts(given, task)
     train, *tested = read.parts
-    return Pool.of_examples(name, _numbers(read), read.y, train, tested[0] if tested else train[:0], task=task)
+    check_input_kind(inputs_are)
+    x = inputs_as(_numbers(read), inputs_are, f"inputs of {name!r}")
+    return Pool.of_examples(name, x, read.y, train, tested[0] if tested else train[:0], task=task)
 
 
 @checked("train", "test", "validation")
@@ -59,6 +69,7 @@ def one_client(
     key: int = 0,
     mean: float = 0.0,
     std: float = 1.0,
+    inputs_are: InputKind = "auto",
 ) -> Federation:
     """Read the data sets of one client into a federation of this client alone, as an app for Flower takes it.
 
@@ -79,11 +90,13 @@ def one_client(
         The client's own number for its random draws, such as the order of its batches; at least 0.
     mean, std
         Of the pixels in [0, 1], where ``x`` are bytes: the same for all clients.
+    inputs_are
+        ``numbers``, ``tokens`` or ``auto``; see :class:`OwnSettings`.
 
     Raises
     ------
     ConfigError
-        If ``labels`` is missing, or there are none.
+        If ``labels`` is missing, or there are none; or if ``inputs_are`` is unknown.
     DataError
         If a data set cannot be read, or does not look like ``train``, a label is not below ``labels``, or the key is
         negative.
@@ -110,7 +123,9 @@ def one_client(
     if key < 0:
         raise DataError(f"the key of client {name!r} should be at least 0, got {key}")
     more = {"task": task, "mean": mean, "std": std}
-    pool = Pool.of_examples("custom", _numbers(read), read.y, trained, tested, outputs=labels, **more)
+    check_input_kind(inputs_are)
+    x = inputs_as(_numbers(read), inputs_are, f"inputs of client {name!r}")
+    pool = Pool.of_examples("custom", x, read.y, trained, tested, outputs=labels, **more)
     client = ClientData(0, name, key, trained, validated[0] if validated else trained[:0], tested)
     return Federation(pool, (client,), description="clients with data of their own")
 

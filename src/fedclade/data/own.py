@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedclade.core import ConfigError, DataError, Indices, TaskKind, checked, require, rng, shown, unknown
+from fedclade.data.arrays import InputKind, check_input_kind, inputs_as
 from fedclade.data.augment import Augment, augment_of
 from fedclade.data.federation import ClientData, Federation
 from fedclade.data.holdout import set_aside
@@ -30,6 +31,7 @@ class OwnOptions(TypedDict, total=False):
     augment: Augment | str | None
     max_words: int
     vocabulary_size: int
+    inputs_are: InputKind
     newcomers: int
     newcomer_samples: int | None
     seed: int
@@ -53,6 +55,9 @@ class OwnSettings:
         A function of a batch of inputs, or its ``module:function``; see :class:`Federation`.
     max_words, vocabulary_size
         Texts are cut or filled up to so many words, of the most frequent ones in the training texts; as int64 tokens.
+    inputs_are
+        ``tokens``, such as of text, which become int64; ``numbers``, which become float32; ``auto``: bytes are pixels,
+        and other whole numbers are tokens if the model takes whole numbers (its first layer is an embedding).
     newcomers, newcomer_samples
         So many of the clients, drawn at random, are held back from training, and keep at most so many examples.
     seed
@@ -71,12 +76,14 @@ class OwnSettings:
     augment: Augment | str | None = None
     max_words: int = 50
     vocabulary_size: int = 10_000
+    inputs_are: InputKind = "auto"
     newcomers: int = 0
     newcomer_samples: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         samples, few = self.samples_per_client, self.newcomer_samples
+        check_input_kind(self.inputs_are)
         if self.standardize not in get_args(Standardize):
             raise ConfigError(unknown("standardize", self.standardize, get_args(Standardize)))
         require(
@@ -188,7 +195,11 @@ def own_federation(
     members = [_client(i, k, held[k], settings, newcomer=i >= n) for i, k in enumerate(places)]
     train = np.concatenate([client.train for client in members[:n]])
     test = np.concatenate([client.test for client in members[:n]])
-    x, vocabulary = (x, ()) if isinstance(x, Tensor) else _tokens(x, train, settings)
+    vocabulary: tuple[str, ...] = ()
+    if isinstance(x, Tensor):
+        x = inputs_as(x, settings.inputs_are, "inputs")
+    else:
+        x, vocabulary = _tokens(x, train, settings)
     if settings.standardize != "none":
         x, columns = standardized(x, columns, members[:n], members[n:], settings.standardize)
     pool = Pool.of_examples(name, x, y, train, test, vocabulary=vocabulary, columns=columns, **more)

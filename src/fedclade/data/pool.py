@@ -15,12 +15,15 @@ from torch import Tensor
 
 from fedclade.core import IGNORED, DataError, DataSpec, Indices, TaskKind, require, unknown
 from fedclade.data.arrays import (
+    InputKind,
     as_indices,
     as_inputs,
     as_targets,
+    check_input_kind,
     check_name,
     check_range,
     groups_of,
+    inputs_as,
     outputs_of,
     whole_number,
 )
@@ -61,7 +64,8 @@ class Pool:
         The source's name, as in ``fedclade ls datasets``.
     x
         Inputs ``[N, ...]``: uint8 images ``[N, C, H, W]``, float32 features ``[N, F]`` or int64 tokens ``[N, T]``; a
-        tensor or an array. Other floats and truth values become float32, other whole numbers int64.
+        tensor or an array. Other floats and truth values become float32, other whole numbers int64, which are cast
+        for a model that does not take whole numbers; see :meth:`with_inputs_as`.
     y
         Targets, of any type that can be converted without a loss. int64: labels ``[N]`` (``classification``), or the
         next token at each place ``[N, T]``, -100 where there is none (``language``). float32: 0 or 1 ``[N]``
@@ -223,6 +227,20 @@ class Pool:
         x = self.x.to(torch.float32)
         deviation, mean = torch.std_mean(x, dim=0, correction=0)
         return replace(self, x=x.sub_(mean).div_(deviation + 0.001), mean=0.0, std=1.0)
+
+    def with_inputs_as(self, kind: InputKind) -> Pool:
+        """Return the pool with its inputs as numbers or as tokens; see :data:`~fedclade.data.InputKind`.
+
+        Raises
+        ------
+        ConfigError
+            If the kind is unknown.
+        DataError
+            If tokens are no whole numbers of at least 0.
+        """
+        check_input_kind(kind)
+        x = inputs_as(self.x, kind, f"inputs of pool {self.name!r}")
+        return self if x is self.x else replace(self, x=x)
 
     def inputs(self, indices: Indices, quarter_turns: int = 0) -> Tensor:
         """Return inputs as a model takes them, ``[n, ...]``: normalised floats, or tokens; turned by 90° each."""

@@ -47,7 +47,7 @@ from fedclade.flower.wire import Content, shown
 from fedclade.models import Parts
 from fedclade.runs import Maker
 from fedclade.tasks import FittedTask, Task
-from fedclade.training import PrivateSteps, SimulatedClients
+from fedclade.training import PrivateSteps, SimulatedClients, note_unsent_buffers
 
 _log = logging.getLogger(__name__)
 
@@ -92,6 +92,7 @@ class ClientHandler:
         self._member = Member(self._policy, peers)
         self._imports = {*self._policy.imports, *([model] if isinstance(model, str) else [])}
         module, parts = self._make(seed), parts or Parts()
+        note_unsent_buffers(module, federation.pool.schema)
         personal = parts.personal_names(module)
 
         def workers(federation: Federation, task: FittedTask) -> SimulatedClients:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -57,6 +58,8 @@ from fedclade.runs import (
     target_of,
 )
 from fedclade.training import default_memory, float32_products, memory_bytes
+
+_log = logging.getLogger(__name__)
 
 MakeAlgorithm = Callable[[Mapping[int, int] | None], Algorithm]
 """Makes an algorithm, given the true clusters where clients report them: the oracle needs them."""
@@ -224,6 +227,11 @@ def federate(
     module, initial = initial_models(model, joined.schema, settings.seed, algorithm, parts=settings.parts)
     layout = settings.parts.layout(module)
     registry.check_layout(wire.layout_digest(layout))
+    if layout.dtype == torch.float64:
+        _log.warning(
+            "the model is in float64, and clients train in it, but updates travel in float32: the first 7 digits of "
+            "each entry arrive"
+        )
     data = {"name": joined.schema.data, "description": joined.description}
     config = config or settings.as_config(algorithm, task, "auto", data=data, model=name)
     config = {"network": network.described, **config}

@@ -132,9 +132,10 @@ class NodeRegistry:
         if self._common is not None and layout != self._common.layout:
             raise ModelError(
                 "the server's model is not built like the clients': its tensors have other names, shapes or types, "
-                "other ones are personal, or its frozen parameters, which are not sent, have other values; give "
-                "server_app and client_app the same model and the same personal part (that of fedper is 'head'), with "
-                "frozen parameters from a file or a seed of their own"
+                "other ones are personal, or its frozen parameters, which are not sent, have other values (as buffers "
+                "that training does not change count as frozen); give server_app and client_app the same model and the "
+                "same personal part (that of fedper is 'head'), with frozen parameters and buffers from a file or a "
+                "seed of their own"
             )
 
     def check_task(self, task: str) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedclade.algorithms import Algorithm
 from fedclade.core import ConfigError, DataSpec, FedcladeError, ModelError, check_module, rng
 from fedclade.models import Parts, build_model
+from fedclade.training import note_unsent_buffers
 
 Maker = Callable[[int], nn.Module]
 """Makes a module whose initial parameters depend on a seed alone."""
@@ -39,6 +40,7 @@ def initial_models(
     """
     parts = parts or Parts()
     module = _module(model, schema, seed, parts)
+    note_unsent_buffers(module, schema)
     first = (layout := parts.layout(module)).flatten(module)
     if algorithm.initial_models == 1:
         return module, first

@@ -242,6 +242,11 @@ class FittedTask:
         """Whether the loss is cross-entropy without weights, which engines know by heart."""
         return self.loss is cross_entropy and not self.is_weighted
 
+    @cached_property
+    def has_own_loss(self) -> bool:
+        """Whether the loss is a user's own function, and none of :data:`~fedclade.tasks.LOSSES`."""
+        return all(self.loss is not known for known in LOSSES.values())
+
     @property
     def is_weighted(self) -> bool:
         """Whether examples count by their labels."""
@@ -297,6 +302,9 @@ class FittedTask:
 
     def _values(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return what the loss gives, for outputs and targets in the shapes that it takes."""
+        if self.has_own_loss:
+            # A user's own loss may work in place, and targets may be a view of the clients' data.
+            targets = targets.clone()
         if self.has_own_loss and self.kind in ("binary", "multilabel", "regression"):
             outputs, targets = SHAPES[self.shapes](outputs, targets)
         return self.loss(outputs, targets)

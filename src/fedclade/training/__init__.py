@@ -11,6 +11,7 @@ from fedclade.training.memory import default_memory, memory_bytes, updates_at_on
 from fedclade.training.private_steps import PrivateSteps
 from fedclade.training.remote import Actors, Cluster, RayClients, Setup, actors_from, here, taken_by
 from fedclade.training.store import OPTIMIZER, OWN_MODEL, PERSONAL, ClientStore
+from fedclade.training.unsent_buffers import note_unsent_buffers
 
 __all__ = [
     "ENGINES",
@@ -32,6 +33,7 @@ __all__ = [
     "float32_products",
     "here",
     "memory_bytes",
+    "note_unsent_buffers",
     "taken_by",
     "updates_at_once",
 ]

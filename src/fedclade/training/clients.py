@@ -35,6 +35,7 @@ from fedclade.training.blocks import Blocks
 from fedclade.training.data import ClientsData
 from fedclade.training.descriptors import descriptors
 from fedclade.training.evaluation import Evaluator
+from fedclade.training.input_hooks import with_input_hooks
 from fedclade.training.jobs import CannotTrainTogether, Engine, Job, Workload
 from fedclade.training.loop import LoopEngine
 from fedclade.training.loss_check import try_loss
@@ -113,8 +114,9 @@ class SimulatedClients(Workers):
     ) -> None:
         self._federation, self._always_replies = federation, always_replies
         self._device = torch.device(device)
-        self._module = augmented(module.to(self._device), federation.augment)
+        module = augmented(module.to(self._device), federation.augment)
         self.layout = Layout.of(module, personal)
+        self._module = module = with_input_hooks(module, self.layout, federation, self._device)
         self.store = ClientStore()
         self.whole = WholeModels(self.layout, self.layout.flatten_personal(module), self.store)
         pool = federation.pool

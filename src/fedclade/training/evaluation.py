@@ -11,13 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedclade.core import IGNORED, DataError, Evaluation, EvaluationQuery, Indices, Layout, Split
+from fedclade.core import IGNORED, DataError, Evaluation, EvaluationQuery, Indices, Layout, Split, restore_buffer
 from fedclade.data import ClientTable, Federation
 from fedclade.tasks import FittedTask, mixed
 from fedclade.training.data import ClientsData
 from fedclade.training.passes import Examples, Traits
 from fedclade.training.scores import Whole, score, wins_of
 from fedclade.training.split_inputs import SplitInputs
+from fedclade.training.steps import full
 from fedclade.training.threads import using_threads
 
 ENTRIES_AT_A_TIME, ENTRIES_AT_A_TIME_ON_CPU = 2**24, 2**22
@@ -205,7 +206,8 @@ class Evaluator:
         pass_size = traits.pass_size(entries)
         with using_threads(traits.threads(min(pass_size, examples.largest_group))):
             for block in examples.blocks(pass_size, entries // self._logits_each):
-                logits = torch.cat([load(one.row, traits.mixes)(held.inputs(one.places)) for one in block.passes])
+                passed = [load(one.row, traits.mixes)(held.inputs(one.places)) for one in block.passes]
+                logits = full(torch.cat(passed))
                 some = block.examples
                 seen = self._seen(held.targets(examples.place[some]), views[examples.query[some]])
                 yield some, logits, torch.from_numpy(block.at), seen
@@ -227,12 +229,15 @@ class _Loader:
         self._module, self._row = module.eval(), -1
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         self._values = [(tensors[name], values) for name, values in layout.unflatten(models).items()]
+        self._unsent = layout.unsent
 
     def __call__(self, row: int, anew: bool = True) -> nn.Module:
         """Return the module; ``anew`` undoes what forward may have done to buffers of the same model."""
         if anew or row != self._row:
             for tensor, values in self._values:
                 tensor.copy_(values[row])
+            for name, value in self._unsent.items():
+                restore_buffer(self._module, name, value)
             self._row = row
         return self._module
 

@@ -103,6 +103,19 @@ class CannotTrainTogether(Exception):  # noqa: N818  (not an error of the user's
     """An engine cannot train these clients together; names what prevents it. The loop can, with fresh generators."""
 
 
+def refuse_half_precision(work: Workload) -> None:
+    """Refuse parameters in half precision: engines that train clients together compute in the type of the vector.
+
+    Raises
+    ------
+    CannotTrainTogether
+        If there are such parameters.
+    """
+    if work.layout.is_rounded:
+        dtype = str(work.layout.parameters[0].dtype).removeprefix("torch.")
+        raise CannotTrainTogether(f"its parameters are {dtype}; only float32 and float64 can be trained together")
+
+
 class Engine(Protocol):
     """A way to train the clients of a round. All engines give the same updates, up to rounding."""
 

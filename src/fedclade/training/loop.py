@@ -98,6 +98,7 @@ def train(
             rule.adjust(parameters, anchors)
             optimizer.step()
             losses.append(loss.detach() * len(batch))
+    layout.check_unsent(module)
     if state is not None:
         state.clear()
         state.update(get_state(optimizer, trained))
@@ -132,7 +133,7 @@ def gradient(
     of_all = int(counted(targets).sum())
     with torch.backends.cudnn.flags(enabled=False):  # cuDNN's LSTM has no backward pass in evaluation mode
         for x, y in zip(inputs.split(chunk), targets.split(chunk), strict=True):
-            loss = task.total_loss(module(x), y) / of_all
+            loss = task.total_loss(full(module(x)), y) / of_all
             loss.backward()
             total += float(loss.detach())
     update = torch.zeros_like(model)
@@ -158,6 +159,7 @@ def _by_rule(work: Workload, out: Tensor | None) -> tuple[Tensor, Tensor]:
             work.layout.set_training(module)
             with rng.seeded_globally(job.generator.initial_seed(), job.inputs.device):
                 updates[k], losses[k] = train_by_rule(work, [job], _Gradients(work, job))
+            work.layout.check_unsent(module)
     return updates, losses
 
 
@@ -167,7 +169,6 @@ class _Gradients:
     def __init__(self, work: Workload, job: Job) -> None:
         self._work, self._job, self._layout = work, job, work.layout
         self._parameters = dict(work.module.named_parameters())
-        self._buffers = dict(work.module.named_buffers())
 
     def __call__(self, models: Tensor, places: Places, batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return gradients ``[1, D]``, losses ``[1]``, and which entries the loss depends on, ``[D]``."""
@@ -185,5 +186,5 @@ class _Gradients:
                 gradients[0, slot.start : slot.stop] = gradient.flatten()
                 reached[slot.start : slot.stop] = True
         for slot in layout.buffers:
-            models[0, slot.start : slot.stop] = self._buffers[slot.name].flatten().to(models)
+            models[0, slot.start : slot.stop] = module.get_buffer(slot.name).flatten().to(models)
         return gradients, loss.detach()[None], reached

@@ -119,7 +119,8 @@ def bytes_per_client(module: nn.Module, layout: Layout, batch: Tensor, spec: Loc
     since the backward pass makes as much again.
     """
     kept: dict[int, int] = {}
-    common = {p.untyped_storage().data_ptr() for p in layout.frozen.values()}  # there once, for all clients
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    common = {tensors[name].untyped_storage().data_ptr() for name in layout.frozen}  # there once, for all clients
 
     def keep(tensor: Tensor) -> Tensor:
         if (place := tensor.untyped_storage().data_ptr()) not in common:

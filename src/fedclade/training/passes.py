@@ -108,8 +108,9 @@ class Traits:
         # What does not grow with the inputs does not count, such as a copy of a parameter.
         growth = max(large - small for large, small in zip(of_four.sizes, of_two.sizes, strict=False)) // 2
         apart = torch.cat([first, module(others)])
-        # Outputs of a model that has diverged are NaN or infinite.
-        tolerance = TOLERANCE * float(together.abs().nan_to_num(0.0, 0.0).max())
+        # Outputs of a model that has diverged are NaN or infinite; those in half precision keep fewer digits.
+        relative = max(TOLERANCE, 4 * torch.finfo(together.dtype).eps)
+        tolerance = relative * float(together.abs().nan_to_num(0.0, 0.0).max())
         mixes = not torch.allclose(together, apart, rtol=0, atol=tolerance, equal_nan=True)
         return cls(max(growth, four[0].numel()), counter.get_total_flops() / (4 + 2), mixes)
 

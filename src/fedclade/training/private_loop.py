@@ -63,6 +63,7 @@ def _train(work: Workload, private: PrivateSteps, job: Job, out: Tensor) -> floa
     if spec.keep_state:
         work.states[job.client] = get_state(optimizer, trained)
     layout.difference(module, model, out)
+    layout.check_unsent(module)
     check_buffers(module, layout, out)
     return float(torch.stack(losses).double().mean()) if losses else 0.0
 

@@ -74,7 +74,8 @@ class Whole:
         if not bool(outputs.isfinite().all()):
             return metric.worst
         try:
-            score = metric.whole(outputs, targets)
+            # Copies, since a user's own metric may work in place, and the next one gets the same.
+            score = metric.whole(outputs.clone(), targets.clone())
             return math.nan if score is None else float(score)  # pyright: ignore[reportUnnecessaryComparison]  (of users)
         except Exception as error:  # whatever a metric of the user's raises: it ends no run
             if metric.name not in self._warned:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.core import Indices, Split
+from fedclade.core import Indices, ModelError, Split
 from fedclade.data import ClientTable, Federation, SplitRows, mapped
 
 FETCHED_AT_A_TIME = 1024
@@ -38,6 +38,7 @@ class SplitInputs:
         self._places = (is_first.cumsum() - 1)[first]
         self._turns, self._indices = np.divmod(held[is_first], max(1, examples))
         self._kept: Tensor | None = None
+        self._version: int | None = None
         self._like = self._pool.inputs(self._indices[:1])
         self.bytes_each = self._like[:1].nbytes
         self.keeps = False
@@ -60,9 +61,26 @@ class SplitInputs:
             return self._fetched(places)
         if self._kept is None:
             self._kept = self._gathered()
+        self._check_unchanged(self._kept)
         if bool((np.diff(places) == 1).all()):
             return self._kept[places[0] : places[0] + len(places)]
         return self._kept.index_select(0, torch.from_numpy(places).to(self._device))
+
+    def _check_unchanged(self, kept: Tensor) -> None:
+        """Check that no forward pass has written into the inputs since this was called first.
+
+        Raises
+        ------
+        ModelError
+            If one has, and did not do so in the trial before the first round, so that it was given no copies.
+        """
+        if self._version is None:
+            self._version = kept._version
+        if kept._version != self._version:
+            raise ModelError(
+                "the model's forward has written into the clients' data, and does so for some inputs alone, since it "
+                "did not in a trial on two examples; begin it with x = x.clone()"
+            )
 
     def targets(self, places: Indices) -> Tensor:
         """Return the pool's targets at these places, ``[n]`` or ``[n, T]``, on the CPU."""
@@ -125,6 +143,7 @@ class SideBySide(SplitInputs):
         self._whole, self._pool, self._device, self._like = whole, whole.pool, whole.device, whole.like
         self.set_of, self.sizes, self.starts = whole.everyone, rows.counts, rows.starts
         self.bytes_each, self.keeps, self._kept = self._like.nbytes, whole.keeps, whole.kept
+        self._version = None
 
     def __len__(self) -> int:
         return len(self._pool.x)
@@ -139,6 +158,7 @@ class SideBySide(SplitInputs):
             return self._fetched(self.places_of(place))
         start, count = int(self.starts[place]), int(self.sizes[place])
         self._kept = self._gathered() if self._kept is None else self._kept
+        self._check_unchanged(self._kept)
         return self._kept[start : start + count]
 
     def targets_of(self, place: int) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.core import rng
-from fedclade.training.jobs import Job, Workload
+from fedclade.training.jobs import Job, Workload, refuse_half_precision
 from fedclade.training.memory import clients_in_cache
 from fedclade.training.optimizer import LocalOptimizer
 from fedclade.training.private_stacked import PrivateBlock
@@ -60,6 +60,7 @@ class StackedEngine:
             raise CannotStack(f"optimizer {work.spec.optimizer} is not known to work element by element")
         if work.spec.precision != "float32":
             raise CannotStack(f"stacked layers multiply in the type of their parameters, not in {work.spec.precision}")
+        refuse_half_precision(work)
         module, layout, models, jobs = work.module, work.layout, work.models, work.jobs
         stacked = self._stacked.get(module)
         if stacked is None or stacked.layout != layout:

@@ -34,7 +34,7 @@ def precision(spec: LocalTraining, device: torch.device) -> AbstractContextManag
 
 def full(outputs: Tensor) -> Tensor:
     """Return outputs as the loss takes them: in float32 if they are less."""
-    return outputs.float() if outputs.dtype == torch.bfloat16 else outputs
+    return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
 
 
 def by_length(plans: Sequence[Sequence[Tensor]], step: int) -> list[tuple[Places, Tensor]]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedclade.training.jobs import Job, Workload
+from fedclade.training.steps import full
 from fedclade.training.threads import threads_of_step, using_threads
 
 JUDGED = 256
@@ -43,4 +44,4 @@ def _loss(work: Workload, model: Tensor, batches: Sequence[tuple[Tensor, Tensor]
     work.layout.load(model, work.module)
     work.module.eval()
     with torch.no_grad():
-        return sum(float(work.task.total_loss(work.module(x), y)) for x, y in batches)
+        return sum(float(work.task.total_loss(full(work.module(x)), y)) for x, y in batches)

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedclade.core import Layout, LocalTraining
+from fedclade.core import Layout, LocalTraining, set_unsent_buffers
 from fedclade.training.augmentation import remove_augmentation
+from fedclade.training.input_hooks import cast_inputs_to
 from fedclade.training.jobs import CannotTrainTogether, Engine, Workload
 from fedclade.training.loop import LoopEngine
 from fedclade.training.optimizer import LocalOptimizer
@@ -118,7 +119,9 @@ def _rounding_explains(engine: Engine, work: Workload) -> bool:
 
 def _in_float64(work: Workload) -> Workload:
     module = copy.deepcopy(work.module).double()
+    set_unsent_buffers(module, work.layout.unsent)  # by its state now, which may have diverged, others might be
     work.layout.set_training(module)  # checks leave modules in evaluation mode
+    cast_inputs_to(module, torch.float64)
     layout = Layout.of(module)
     jobs = [replace(j, inputs=j.inputs.double() if j.inputs.is_floating_point() else j.inputs) for j in work.jobs]
     return replace(work, module=module, layout=layout, models=work.models.double(), jobs=jobs)

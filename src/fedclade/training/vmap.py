@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedclade.core import Layout
-from fedclade.training.jobs import CannotTrainTogether, Job, Workload
+from fedclade.training.jobs import CannotTrainTogether, Job, Workload, refuse_half_precision
 from fedclade.training.local_rules import train_by_rule
 from fedclade.training.optimizer import LocalOptimizer
 from fedclade.training.private_steps import PrivateSteps, refuse_rules
@@ -47,6 +47,7 @@ class VmapEngine:
         if work.fixed:
             raise CannotTrainTogether("some parameters stay as they are")
         module, layout, models, jobs, spec = work.module, work.layout, work.models, work.jobs, work.spec
+        refuse_half_precision(work)
         _refuse_what_cannot_be_mapped(module, layout)
         optimizer = LocalOptimizer.of(spec, work.lr)
         if not optimizer.is_plain:
@@ -178,14 +179,19 @@ class _Mapped:
 def _refusing(module: nn.Module, others: Named) -> Generator[None]:
     """Say what it is in a module that cannot be mapped."""
     kind = type(module).__name__
-    before = [buffer._version for buffer in (*module.buffers(), *others.values())]
+    before = _versions(module, others)
     try:
         yield
     except (RuntimeError, NotImplementedError) as error:
         first_line = str(error).partition("\n")[0] or type(error).__name__
         raise CannotMapError(f"{kind} cannot be mapped over clients: {first_line}") from error
-    if before != [buffer._version for buffer in (*module.buffers(), *others.values())]:
+    if before != _versions(module, others):
         raise CannotMapError(f"{kind} changes its buffers in training")
+
+
+def _versions(module: nn.Module, others: Named) -> list[tuple[int, int]]:
+    """Return which tensors the buffers are, and how often each was written to."""
+    return [(id(buffer), buffer._version) for buffer in (*module.buffers(), *others.values())]
 
 
 class _Stacked:

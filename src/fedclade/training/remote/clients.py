@@ -26,6 +26,7 @@ from fedclade.core import (
     Updates,
     Workers,
 )
+from fedclade.training.input_hooks import with_input_hooks
 from fedclade.training.model_check import check_model_fits
 from fedclade.training.remote.actor import Part, Reply, Setup
 from fedclade.training.remote.cluster import Actors, how, import_ray
@@ -93,7 +94,8 @@ class RayClients(Workers):
         kind, _, inside = (resolved or "").partition(", ")
         self._resolved, self._cuda = inside or None, kind == CUDA
         self.layout = Layout.of(module, setup.personal)
-        check_model_fits(module, federation, torch.device("cpu"))
+        here = torch.device("cpu")
+        check_model_fits(with_input_hooks(module, self.layout, federation, here), federation, here)
         self.store = ClientStore()
         self._whole = WholeModels(self.layout, self.layout.flatten_personal(module), self.store)
         self._work = {client: float(size) for client, size in federation.sizes.items()}

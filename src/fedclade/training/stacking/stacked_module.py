@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedclade.core import Layout, Slot
+from fedclade.core import Layout, Slot, has_same_values
+from fedclade.training.input_hooks import CastInputs, CopyInputs
 from fedclade.training.jobs import CannotTrainTogether
 from fedclade.training.memory import hot_bytes
 from fedclade.training.optimizer import LocalOptimizer
@@ -80,6 +81,8 @@ class StackedModule:
         self._moving = [p for p in self._parameters if p.slot.name not in layout.frozen]
         owned = {p.slot.name for p in self._parameters}
         self._shared = [slot for slot in layout.buffers if slot.name not in owned]
+        inside = dict(self.module.named_buffers())
+        self._unsent = [name for name in layout.frozen if name in layout.unsent and name in inside]
         self.padding_shows = any(isinstance(layer, Stacked) and layer.padding_shows for layer in self.module.modules())
         self.hot_bytes = hot_bytes(module, layout)
         self._pool, self._clients, self._device = BufferPool(), 0, torch.device("cpu")
@@ -208,7 +211,8 @@ class StackedModule:
         Raises
         ------
         CannotStack
-            If training has changed a buffer that stays outside the stacked layers: all clients have had a share in it.
+            If training has changed a buffer that stays outside the stacked layers: all clients have had a share in it,
+            or in one that every client starts from as it is.
         """
         n = len(rows)
         side_by_side = list(places) == list(range(places[0], places[0] + n))
@@ -221,6 +225,9 @@ class StackedModule:
             if not torch.equal(buffer, _rounded(before[0], slot).view(slot.shape).to(buffer.dtype)):
                 raise CannotStack.of(slot.name, self.module, "is a buffer that training changes")
             updates[:, slot.start : slot.stop] = buffer.flatten() - before
+        for name in self._unsent:
+            if not has_same_values(self.module.get_buffer(name), self.layout.unsent[name]):
+                raise CannotStack.of(name, self.module, "is a buffer that training changes")
         if not side_by_side:
             out[places] = updates
 
@@ -280,12 +287,17 @@ class _Swap:
                 raise CannotStack.of(name, layer, f"has a {kind} of its own, {tensor!r}, but no stacked form")
 
     def _stacked(self, name: str, layer: nn.Module) -> nn.Module:
-        if any(vars(layer)[hooks] for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")):
+        before = vars(layer)["_forward_pre_hooks"]
+        # Hooks on the whole module's inputs do the same to the rows of all clients.
+        are_of_inputs = not name and all(isinstance(hook, CopyInputs | CastInputs) for hook in before.values())
+        if (before and not are_of_inputs) or any(vars(layer)[hooks] for hooks in ("_forward_hooks", "_backward_hooks")):
             raise CannotStack.of(name, layer, "has hooks")
         try:
             stacked = LAYERS[type(layer)](layer, self._find, self._active)
         except Refused as refused:
             raise CannotStack.of(name, layer, f"has {refused}, which has no stacked form") from refused
+        for hook in before.values():
+            stacked.register_forward_pre_hook(hook)
         for attribute, value in vars(layer).items():  # hidden_size and the like, which a user's forward may read
             if not attribute.startswith("_"):
                 setattr(stacked, attribute, value)

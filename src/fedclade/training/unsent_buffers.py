@@ -1,0 +1,115 @@
+"""Which buffers of a model training changes: tried in forward passes on made-up inputs, before a run.
+
+Server and clients of a network have to agree on this without sharing data. So inputs are drawn from what both know of
+the data, its :class:`~fedclade.core.DataSpec`, and from a fixed seed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from fedclade.core import (
+    DataSpec,
+    Layout,
+    ModelError,
+    can_be_averaged,
+    has_same_values,
+    is_statistic,
+    rng,
+    set_unsent_buffers,
+    state_preserved,
+)
+
+EXAMPLES = 4
+"""In a batch of the trial."""
+
+PASSES = 2
+"""Forward passes of the trial, on different inputs."""
+
+_log = logging.getLogger(__name__)
+
+
+def note_unsent_buffers(module: nn.Module, spec: DataSpec) -> None:
+    """Find out which buffers are in no vector, and note that at the module; see :mod:`fedclade.core.buffers`.
+
+    Statistics of normalisation layers are in the vector; so are finite floats that a forward pass in training mode
+    changes. If the module takes none of the inputs that are tried, all finite floats are. A line in the log names
+    whole numbers that training changes: these are not averaged, and every client starts from the model's.
+
+    Raises
+    ------
+    ModelError
+        If training changes a buffer of complex numbers, or one that begins as NaN or infinite: no mean makes sense.
+    """
+    saved = module.state_dict(keep_vars=True)
+    buffers = {name: buffer for name, buffer in module.named_buffers() if name in saved}
+    uncertain = [name for name in buffers if not is_statistic(module, name)]
+    if not uncertain:
+        return
+    changed = _changed_buffers(module, spec, uncertain)
+    unsent: list[str] = []
+    for name in uncertain:
+        buffer = buffers[name]
+        is_changed = changed is not None and name in changed
+        if can_be_averaged(buffer):
+            if changed is not None and not is_changed:
+                unsent.append(name)
+            continue
+        unsent.append(name)
+        if not is_changed:
+            continue
+        if buffer.is_floating_point() or buffer.is_complex():
+            kind = "of complex numbers" if buffer.is_complex() else "with a value that is NaN or infinite"
+            raise ModelError(
+                f"training changes buffer {name!r} of {type(module).__name__}, {kind}, which cannot be averaged; let "
+                "it begin with finite real numbers, or register it with persistent=False if no client needs the others'"
+            )
+        _log.warning(
+            "training changes buffer %r of %s (%s), which is not averaged: every client starts from the model's value "
+            "in each round, and what training makes of it is not kept",
+            *(name, type(module).__name__, str(buffer.dtype).removeprefix("torch.")),
+        )
+    set_unsent_buffers(module, unsent)
+
+
+def _changed_buffers(module: nn.Module, spec: DataSpec, names: list[str]) -> set[str] | None:
+    """Return which buffers forward passes in training mode change; None if the module takes none of the inputs."""
+    before = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+    device = next(iter(before.values())).device
+    for inputs in _example_inputs(module, spec):
+        with state_preserved(module), rng.seeded_globally(0, device), torch.no_grad():
+            try:
+                Layout.of(module).set_training(module)
+                for batch in inputs:
+                    module(batch.to(device))
+            except Exception:  # whatever a user's module raises: other inputs may do
+                continue
+            now = dict(module.named_buffers())
+            return {name for name in names if not has_same_values(now[name], before[name])}
+    return None
+
+
+def _example_inputs(module: nn.Module, spec: DataSpec) -> Iterator[list[Tensor]]:
+    """Yield batches of inputs of each kind that data like this may have, the most likely first."""
+    draw = torch.Generator().manual_seed(0)
+    shape = (EXAMPLES, *spec.input_shape)
+    dtypes = (parameter.dtype for parameter in module.parameters() if parameter.is_floating_point())
+    dtype = next(dtypes, torch.float32)
+    numbers: list[Tensor] = []
+    tokens: list[Tensor] = []
+    for _ in range(PASSES):
+        numbers.append(torch.rand(shape, generator=draw))
+        tokens.append(torch.randint(max(2, spec.vocabulary_size), shape, generator=draw))
+    if spec.scaled is not None:
+        mean, std = spec.scaled
+        numbers = [(batch - mean) / std for batch in numbers]
+    if spec.vocabulary_size:
+        yield tokens
+    yield numbers
+    yield [batch.to(dtype) for batch in numbers]
+    if not spec.vocabulary_size:
+        yield tokens
