@@ -39,8 +39,14 @@ def test_the_clients_that_the_rule_is_for_are_counted_in_one_line(caplog):
 @pytest.mark.parametrize(
     ("sizes", "expected"),
     [
-        ([20, 41], "the last example of an epoch is joined to the batch before, at 1 of 2 clients (the first is client"),
-        ([20, 1], "normalisation layers keep the statistics that they are sent, at 1 of 2 clients (the first is client"),
+        (
+            [20, 41],
+            "the last example of an epoch is joined to the batch before, at 1 of 2 clients (the first is client",
+        ),
+        (
+            [20, 1],
+            "normalisation layers keep the statistics that they are sent, at 1 of 2 clients (the first is client",
+        ),
     ],
 )
 def test_a_line_says_no_more_than_is_the_case(sizes, expected, caplog):

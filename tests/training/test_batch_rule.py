@@ -125,7 +125,10 @@ def test_a_server_finds_the_same_without_data():
 
 ONE_PLACE = "Expected more than 1 spatial element when training, got input size torch.Size([{}, 8, 1])"
 INSTANCE_NORMS = {
-    "of each input": (nn.InstanceNorm1d(8), "the model cannot take inputs of shape (6,) (tiny): " + ONE_PLACE.format(2)),
+    "of each input": (
+        nn.InstanceNorm1d(8),
+        "the model cannot take inputs of shape (6,) (tiny): " + ONE_PLACE.format(2),
+    ),
     "running": (
         nn.InstanceNorm1d(8, track_running_stats=True),
         "the model takes inputs of shape (6,) (tiny), but cannot be trained on them: "
@@ -253,7 +256,9 @@ def test_every_engine_gives_what_the_loop_gives(method, engine):
 )
 def test_models_that_vmap_can_map_agree_too(norm, method):
     federation = federation_of([0, 0, 0], [21, 40, 11])
-    here, there = (play(method, *simulated(federation, normed(norm()), name), 1, spec=SPEC) for name in ("loop", "vmap"))
+    here, there = (
+        play(method, *simulated(federation, normed(norm()), name), 1, spec=SPEC) for name in ("loop", "vmap")
+    )
     assert there.clients.clients.engine == "vmap"
     last, of_vmap = here.states[-1].tree.nodes[0].params, there.states[-1].tree.nodes[0].params
     torch.testing.assert_close(of_vmap, last, rtol=0, atol=1e-5)

@@ -22,6 +22,7 @@ _SCORES = {**dict.fromkeys(("mean", "std", "min", "max", "p10", "p50", "p90", "w
 
 SUMMARY = {
     **{"format": object, "algorithm": str, "data": str, "model": str, "seed": int, "rounds": int, "clients": int},
+    "task?": str,
     "metrics?": [{"name": str, "higher_is_better": bool, "share": bool}],
     "chosen?": {"metric": str, "round": int, "validation": {...: float}, "test": {...: float}},
     "clusters": {
