@@ -175,6 +175,9 @@ def test_a_mixture_is_trained_and_evaluated_as_in_one_process():
     assert torch.equal(got.components, expected.components)
     scores = [each.evaluate([2, 5, 0], models(each, 3), [0] * 3, "test", mixture=asked) for each in (clients, plain)]
     torch.testing.assert_close(scores[0].losses, scores[1].losses)
+    assert clients.kept.keys() == plain.kept.keys() == {5, 0, 3, 1, 6, 2}  # 2 was scored and has not trained
+    for client, kept in plain.kept.items():
+        torch.testing.assert_close(clients.kept[client]["mixture"], kept["mixture"])
 
 
 def test_actors_join_last_batches_of_one_example_too():
