@@ -66,6 +66,16 @@ class InPlace(nn.Module):
         return nn.functional.batch_norm(x, self.mean, self.variance, training=self.training)
 
 
+class FirstColumn(nn.Embedding):
+    """Embeds the number in the first column."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+
+    def forward(self, x):
+        return super().forward(x[:, 0].long())
+
+
 class OneLess(nn.Module):
     """Drops the dimension of the batch where that has one example."""
 
@@ -119,6 +129,10 @@ def test_a_server_finds_the_same_without_data():
     schema = DataSpec("tiny", (FEATURES,), LABELS)
     for module, smallest in ((normed(), 2), (linear(), 1), (pooled(1), 2), (pooled(2), 1)):
         assert smallest_batch_for(module, Layout.of(module), schema) == smallest
+    doubled = normed().double()
+    assert smallest_batch_for(doubled, Layout.of(doubled), schema) == 2
+    columns = nn.Sequential(FirstColumn(), nn.BatchNorm1d(3), nn.Linear(3, LABELS))  # random numbers are no indices
+    assert smallest_batch_for(columns, Layout.of(columns), schema) == 2
     tokens = nn.Sequential(nn.Embedding(9, 3), nn.Flatten(), nn.BatchNorm1d(12), nn.Linear(12, 9))
     assert smallest_batch_for(tokens, Layout.of(tokens), DataSpec("words", (4,), 9, vocabulary_size=9)) == 2
 

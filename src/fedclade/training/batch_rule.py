@@ -109,13 +109,18 @@ def smallest_batch(module: nn.Module, layout: Layout, inputs: Tensor) -> int:
 
 
 def smallest_batch_for(module: nn.Module, layout: Layout, schema: DataSpec) -> int:
-    """Return the same where no inputs are at hand, as on the server of a network."""
+    """Return the same where no inputs are at hand, as on the server of a network.
+
+    Random inputs are tried, and zeros where the model fails on those, as an embedding of a column does.
+    """
     draw = torch.Generator().manual_seed(0)
     shape = (2, *schema.input_shape)
     if schema.vocabulary_size:
         inputs = torch.randint(schema.vocabulary_size, shape, generator=draw)
     else:
-        inputs = torch.randn(shape, generator=draw)
+        inputs = torch.randn(shape, generator=draw).to(layout.dtype)
+    if training_failure(module, layout, inputs) is not None:
+        inputs = torch.zeros_like(inputs)
     return smallest_batch(module, layout, inputs)
 
 
