@@ -166,6 +166,11 @@ def test_counts_of_steps_epochs_and_examples_follow_the_batches(examples, smalle
     assert by_steps.epochs_with(examples) == -(-4 // len(sizes))
 
 
+def test_the_smallest_batch_is_a_key_of_a_config():
+    assert check_config({"local": {"smallest_batch": 4}}).local.smallest_batch == 4
+    assert check_config({}).local.smallest_batch is None
+
+
 def test_a_model_may_need_larger_batches_than_are_asked_for():
     spec = LocalTraining(batch_size=10)
     assert spec.with_smallest_batch(1) is spec
