@@ -102,10 +102,11 @@ from fedclade.runs import (
     assign,
     export_adapter,
     export_model,
+    load_export,
     simulate,
     version_of,
 )
-from fedclade.tasks import Metric, Task
+from fedclade.tasks import Metric, ModelMixture, Task
 from fedclade.trackers import MLflowTracker, TensorBoardTracker, WandbTracker
 from fedclade.training import Actors
 
@@ -166,6 +167,7 @@ __all__ = [
     "Metric",
     "MissingExtraError",
     "ModelError",
+    "ModelMixture",
     "Newcomers",
     "Node",
     "Oracle",
@@ -204,6 +206,7 @@ __all__ = [
     "federation_from_frame",
     "k_means",
     "load_adapter",
+    "load_export",
     "load_federation",
     "log_of",
     "move_clusters",

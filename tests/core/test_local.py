@@ -29,6 +29,8 @@ from fedclade.runs.store.contents import without_unset
         ("mu", -1.0, "at least 0"),
         ("clip_norm", 0.0, "greater than 0"),
         ("clip_norm", float("nan"), "greater than 0"),
+        ("smallest_batch", 0, "at least 1 and at most local.batch_size, 20"),
+        ("smallest_batch", 21, "at least 1 and at most local.batch_size, 20"),
     ],
 )
 def test_a_value_out_of_range_is_refused(name, value, rule):
@@ -133,3 +135,48 @@ def test_steps_go_on_through_epochs(examples, steps, passed):
     assert (spec.epochs, spec.steps_with(examples), spec.passed(examples)) == (None, steps, passed)
     assert spec.in_epochs(2).passed(examples) == 2 * examples
     assert LocalTraining().epochs == 1
+
+
+@pytest.mark.parametrize(
+    ("examples", "smallest", "sizes"),
+    [
+        (1, None, [1]),
+        (10, None, [10]),
+        (21, None, [10, 10, 1]),
+        (1, 2, [1]),
+        (11, 2, [11]),
+        (12, 2, [10, 2]),
+        (21, 2, [10, 11]),
+        (20, 2, [10, 10]),
+        (3, 5, [3]),
+        (24, 5, [10, 14]),
+        (25, 5, [10, 10, 5]),
+    ],
+)
+def test_counts_of_steps_epochs_and_examples_follow_the_batches(examples, smallest, sizes):
+    """A last batch of fewer examples than the smallest is joined to the batch before, if there is one."""
+    spec = LocalTraining(batch_size=10, epochs=3, smallest_batch=smallest)
+    assert spec.batch_sizes(examples) == sizes
+    assert spec.batches_per_epoch(examples) == len(sizes)
+    assert spec.steps_with(examples) == 3 * len(sizes)
+    assert spec.passed(examples) == 3 * examples
+    by_steps = LocalTraining(batch_size=10, steps=4, smallest_batch=smallest)
+    taken = (sizes * 4)[:4]
+    assert by_steps.passed(examples) == sum(taken)
+    assert by_steps.epochs_with(examples) == -(-4 // len(sizes))
+
+
+def test_the_smallest_batch_is_a_key_of_a_config():
+    assert check_config({"local": {"smallest_batch": 4}}).local.smallest_batch == 4
+    assert check_config({}).local.smallest_batch is None
+
+
+def test_a_model_may_need_larger_batches_than_are_asked_for():
+    spec = LocalTraining(batch_size=10)
+    assert spec.with_smallest_batch(1) is spec
+    assert spec.with_smallest_batch(2).smallest_batch == 2
+    assert LocalTraining(smallest_batch=5).with_smallest_batch(2).smallest_batch == 5
+    assert LocalTraining(batch_size=20, smallest_batch=10).on_part(4, 24).smallest_batch == 5
+    text = "local.batch_size should be at least 2 for a model that cannot be trained on fewer examples.*got 1"
+    with pytest.raises(ConfigError, match=text):
+        LocalTraining(batch_size=1).with_smallest_batch(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -264,6 +265,14 @@ def test_buffers_travel_too():
     here, there = both(ALGORITHMS["cfl"], normed)
     same(here, there)
     assert not torch.equal(there.tree.nodes[0].params[-8:], torch.ones(8))  # the running variance has moved
+
+
+@pytest.mark.parametrize("name", ["cfl", "scaffold", "ditto"])
+def test_last_batches_of_one_example_are_joined_on_both_sides(name: str):
+    """BatchNorm cannot be trained on them; client 5 has no more than one example."""
+    sizes, unlimited = (21, 40, 41, 61, 22, 1), {f"largest_{what}": math.inf for what in ("weight", "norm")}
+    settings = {"local": LocalTraining(batch_size=20, lr=0.1), "aggregate": Aggregation(**unlimited)}
+    same(*both(ALGORITHMS[name], normed, sizes, rounds=2, **settings))
 
 
 @pytest.mark.parametrize("name", ["cfl", "fl_hc", "fedgroup"])

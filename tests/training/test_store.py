@@ -66,3 +66,17 @@ def test_it_keeps_copies():
     store.keep(1, 0, {"a": tensor})
     tensor += 1
     assert float(store.latest(0)["a"]) == 0
+
+
+def test_what_is_added_lies_beside_what_was_kept_last():
+    store = filled(1, 2)
+    store.add(3, {"b": torch.tensor(7.0)})
+    assert (kept(store, 2), kept(store, 3)) == ({"a": 1}, {"a": 2, "b": 7})
+    store.add(4, {"b": torch.tensor(5.0)})
+    assert kept(store, 1, 4) == {}
+    assert float(store.latest(4)["b"]) == 5
+    again = ClientStore()
+    again.load(store.tensors(before=True))
+    assert {client: float(again.latest(client)["b"]) for client in (3, 4)} == {3: 7, 4: 5}
+    store.keep(1, 4, {"a": torch.tensor(1.0)})
+    assert kept(store, 2, 4)["a"] == 1

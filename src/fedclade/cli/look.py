@@ -29,7 +29,10 @@ def export(
     node: Annotated[int | None, typer.Option("--node", metavar="ID", help="Or which node's of the tree.")] = None,
     level: Annotated[
         int | None,
-        typer.Option("--level", help="On the client's path: 0 is the root, -1 its leaf, which is the default."),
+        typer.Option(
+            "--level",
+            help="On the client's path: 0 is the root, -1 its leaf. Default: what the client was served with.",
+        ),
     ] = None,
     adapter: Annotated[
         bool, typer.Option("--adapter", help="Its adapter alone, as a folder that peft and fedclade.load_adapter read.")

@@ -81,7 +81,7 @@ from fedclade.core.files import (
     write_tensors,
     write_text,
 )
-from fedclade.core.local import LARGEST, LocalTraining
+from fedclade.core.local import LARGEST, LocalTraining, count_batches
 from fedclade.core.local_rules import (
     ControlVariates,
     Interpolation,
@@ -260,6 +260,7 @@ __all__ = [
     "check_function",
     "check_module",
     "checked",
+    "count_batches",
     "defaults",
     "draw_with",
     "drawn",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedclade.core.arguments import checked
-from fedclade.core.errors import require
+from fedclade.core.errors import ConfigError, require
 from fedclade.core.optimizers import OF_LOCAL_TRAINING, checked_options, optimizer_class, optimizer_name, own_defaults
 
 PRECISIONS = ("float32", "bfloat16")
@@ -31,6 +31,9 @@ class LocalTraining:
         Passes over the client's training data; n in CFL, E in FedAvg. 1 if neither these nor steps are given.
     batch_size
         Examples per step; the last batch of an epoch may be smaller. B in FedAvg.
+    smallest_batch
+        Examples that the last batch of an epoch must have, at most ``batch_size``; fewer are joined to the batch
+        before. By default 1; a run takes 2 for a model that cannot train on one example, such as one with BatchNorm.
     lr
         Step size η in round 1. By default 0.1 with SGD, and with others what they take themselves.
     momentum
@@ -77,6 +80,7 @@ class LocalTraining:
     options: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
     precision: str = "float32"
     keep_state: bool = False
+    smallest_batch: int | None = None
 
     def __post_init__(self) -> None:
         name = self.optimizer if isinstance(self.optimizer, str) else optimizer_name(self.optimizer)
@@ -92,6 +96,12 @@ class LocalTraining:
             ("local.steps", self.steps, self.steps is None or self.steps >= 1, "at least 1"),
             ("local.steps", self.steps, None in (self.steps, epochs), "left out where local.epochs is set"),
             ("local.batch_size", self.batch_size, self.batch_size >= 1, "at least 1"),
+            (
+                "local.smallest_batch",
+                self.smallest_batch,
+                self.smallest_batch is None or 1 <= self.smallest_batch <= max(1, self.batch_size),
+                f"at least 1 and at most local.batch_size, {self.batch_size}",
+            ),
             ("local.lr", lr, lr > 0, "greater than 0"),
             ("local.momentum", momentum, 0 <= momentum < 1, "in [0, 1)"),
             ("local.weight_decay", weight_decay, weight_decay >= 0, "at least 0"),
@@ -110,6 +120,23 @@ class LocalTraining:
         name = name if ":" in name else name.lower()
         for key, value in {**arguments, "epochs": epochs, "optimizer": name, "options": options}.items():
             object.__setattr__(self, key, value)
+
+    def with_smallest_batch(self, examples: int) -> LocalTraining:
+        """Return the same with batches of at least this number of examples, for a model that needs them.
+
+        Raises
+        ------
+        ConfigError
+            If batches have fewer.
+        """
+        if examples <= (self.smallest_batch or 1):
+            return self
+        if self.batch_size < examples:
+            raise ConfigError(
+                f"local.batch_size should be at least {examples} for a model that cannot be trained on fewer examples, "
+                f"such as one that normalises over the batch, got {self.batch_size}"
+            )
+        return replace(self, smallest_batch=examples)
 
     def in_epochs(self, epochs: int) -> LocalTraining:
         """Return the same for so many epochs."""
@@ -130,21 +157,44 @@ class LocalTraining:
                 batch += 1
         share = self.batch_size / batch
         steps = None if self.steps is None else math.ceil(self.steps * share / parts)
-        return replace(self, steps=steps, batch_size=batch, lr=(self.lr or 0.0) / math.sqrt(share))
+        smallest = None if self.smallest_batch is None else min(self.smallest_batch, batch)
+        lr = (self.lr or 0.0) / math.sqrt(share)
+        return replace(self, steps=steps, batch_size=batch, smallest_batch=smallest, lr=lr)
+
+    def batches_per_epoch(self, examples: int) -> int:
+        """Return the number of batches in an epoch of a client with this number of examples."""
+        return count_batches(examples, self.batch_size, self.smallest_batch or 1)
+
+    def batch_sizes(self, examples: int) -> list[int]:
+        """Return the sizes of the batches in an epoch of a client with this number of examples."""
+        full = self.batches_per_epoch(examples) - 1
+        return [self.batch_size] * full + [examples - full * self.batch_size]
 
     def epochs_with(self, examples: int) -> int:
         """Return how many epochs a client begins that has so many examples."""
-        return self.epochs or -(-(self.steps or 0) // -(-examples // self.batch_size))
+        return self.epochs or -(-(self.steps or 0) // self.batches_per_epoch(examples))
 
     def steps_with(self, examples: int) -> int:
         """Return how many steps a client takes that has so many examples."""
-        return self.steps or (self.epochs or 0) * -(-examples // self.batch_size)
+        return self.steps or (self.epochs or 0) * self.batches_per_epoch(examples)
 
     def passed(self, examples: int) -> int:
         """Return how many examples pass in the steps of a client that has so many, each as often as it does."""
-        epochs, rest = divmod(self.steps_with(examples), -(-examples // self.batch_size))
-        return epochs * examples + rest * self.batch_size  # the last batch of an epoch is the only one that is smaller
+        epochs, rest = divmod(self.steps_with(examples), self.batches_per_epoch(examples))
+        return epochs * examples + rest * self.batch_size  # only the last batch of an epoch is of another size
 
     def lr_at(self, round_number: int) -> float:
         """Return the step size of a round, counted from 1."""
         return (self.lr or 0.0) * self.lr_decay ** (round_number - 1)
+
+
+def count_batches(examples: int, batch_size: int, smallest_batch: int) -> int:
+    """Return the number of batches in an epoch: the rule by which all engines and all counts of steps form batches.
+
+    Batches are full but for the last one, which has the rest. A rest of fewer than ``smallest_batch`` examples is
+    joined to the batch before; where there is none before, it is a batch all the same.
+    """
+    full, rest = divmod(examples, batch_size)
+    if full > 0 and rest < smallest_batch:
+        return full
+    return full + 1 if rest else full

@@ -57,7 +57,7 @@ from fedclade.runs import (
     settings_from,
     target_of,
 )
-from fedclade.training import default_memory, float32_products, memory_bytes
+from fedclade.training import default_memory, float32_products, memory_bytes, smallest_batch_for
 
 _log = logging.getLogger(__name__)
 
@@ -270,7 +270,8 @@ def federate(
         initial = drawn[0] if algorithm.initial_models == 1 else drawn
     clients = ConnectedClients(Channel(grid_clients, *middleware), registry, path, network.wait)
     of_run = meter, retrying, None, sketch, streams, device, budget, task, None, settings.parts.common_entries(module)
-    backend = Backend(clients, initial, grid_clients, *of_run)
+    smallest = 1 if by_example else smallest_batch_for(module, layout.full, joined.schema)
+    backend = Backend(clients, initial, grid_clients, *of_run, smallest_batch=smallest)
     history = History(joined, task, target, least=settings.min_cluster_size)
     # Models reveal something of the clients' data, and the machine may have other users.
     with checkpointer, owner_only(), float32_products(False):

@@ -14,7 +14,7 @@ from fedclade.runs.newcomers import assign
 from fedclade.runs.rounds import run_rounds
 from fedclade.runs.settings import Every, RunOptions, RunSettings, Stream, settings_from
 from fedclade.runs.simulation import simulate
-from fedclade.runs.store import Run, export_adapter, export_model
+from fedclade.runs.store import Run, export_adapter, export_model, load_export
 from fedclade.runs.store.config_file import CONFIG, read_run_config
 from fedclade.runs.store.contents import data_frame, without_unset
 from fedclade.runs.store.events import events_of
@@ -62,6 +62,7 @@ __all__ = [
     "initial_models",
     "is_finished",
     "is_unfinished",
+    "load_export",
     "model_name",
     "module_for",
     "read_newcomers",

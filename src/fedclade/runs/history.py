@@ -124,6 +124,7 @@ class History:
             "seed": config["seed"],
             "rounds": len(self.metrics),
             "clients": len(self.registry),
+            "task": self.task.kind,
             "metrics": [metric.noted for metric in self.task.metrics],
             **{
                 metric.name: spread(final.column(metric.name), lower_is_better=not metric.higher_is_better)

@@ -36,6 +36,7 @@ from fedclade.runs.churn import ComingAndGoing
 from fedclade.runs.common import with_common
 from fedclade.runs.history import History
 from fedclade.runs.settings import RunSettings
+from fedclade.runs.small_batches import with_smallest_batch
 from fedclade.runs.small_clusters import merge_small
 from fedclade.runs.store import Run
 from fedclade.runs.store.run import Row
@@ -60,6 +61,7 @@ def run_rounds(
 
     ``history`` is empty; see :func:`fedclade.simulate` for the others, and for what is raised.
     """
+    settings = with_smallest_batch(settings, backend.smallest_batch, history.registry.sizes)
     if missed := algorithm.too_short(settings.rounds):
         _log.warning(missed)
     training = checkpointer.restored(algorithm, backend, history)

@@ -6,6 +6,7 @@ It imports :mod:`fedclade.core` alone.
 from fedclade.tasks.losses import LOSSES, SHAPES, Loss, counted, cross_entropy
 from fedclade.tasks.metrics import OLD_METRIC, Metric, is_share, metric, noted_metrics
 from fedclade.tasks.mixing import mixed
+from fedclade.tasks.model_mixture import ModelMixture
 from fedclade.tasks.scores import (
     RIGHT,
     SPREAD,
@@ -29,6 +30,7 @@ __all__ = [
     "FittedTask",
     "Loss",
     "Metric",
+    "ModelMixture",
     "Task",
     "build_task",
     "cluster_scores",

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
-from torch.nn import functional
 
 from fedclade.core import TaskKind
+from fedclade.tasks.model_mixture import ModelMixture
 
 
 def mixed(kind: TaskKind, outputs: Tensor, weights: Tensor) -> Tensor:
@@ -15,11 +14,5 @@ def mixed(kind: TaskKind, outputs: Tensor, weights: Tensor) -> Tensor:
     ``outputs`` ``[K, m, ...]`` are logits, whose probabilities are mixed and become logits again; those of a regression
     are mixed as they are. ``weights`` are π of each example, ``[m, K]``.
     """
-    pi = weights.t().reshape(len(outputs), -1, *(1,) * (outputs.dim() - 2)).to(outputs)
-    if kind == "regression":
-        return (pi * outputs).sum(0)
-    logs = pi.log()
-    if kind in ("binary", "multilabel"):
-        yes, no = (torch.logsumexp(logs + functional.logsigmoid(each), 0) for each in (outputs, -outputs))
-        return yes - no
-    return torch.logsumexp(logs + outputs.log_softmax(-1), 0)
+    pi = weights.t().reshape(len(outputs), -1, *(1,) * (outputs.dim() - 2))
+    return ModelMixture.combine(outputs, pi, kind)

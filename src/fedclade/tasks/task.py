@@ -242,11 +242,6 @@ class FittedTask:
         """Whether the loss is cross-entropy without weights, which engines know by heart."""
         return self.loss is cross_entropy and not self.is_weighted
 
-    @cached_property
-    def has_own_loss(self) -> bool:
-        """Whether the loss is a user's own function, and none of :data:`~fedclade.tasks.LOSSES`."""
-        return all(self.loss is not known for known in LOSSES.values())
-
     @property
     def is_weighted(self) -> bool:
         """Whether examples count by their labels."""

@@ -5,6 +5,7 @@ not, since clients may be elsewhere.
 """
 
 from fedclade.training.auto import ENGINES, REMOTE, check_engine
+from fedclade.training.batch_rule import smallest_batch_for
 from fedclade.training.clients import SimulatedClients
 from fedclade.training.device import choose_device, float32_products
 from fedclade.training.memory import default_memory, memory_bytes, updates_at_once
@@ -34,6 +35,7 @@ __all__ = [
     "here",
     "memory_bytes",
     "note_unsent_buffers",
+    "smallest_batch_for",
     "taken_by",
     "updates_at_once",
 ]

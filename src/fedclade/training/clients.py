@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,7 @@ from fedclade.tasks import FittedTask, Task
 from fedclade.training import loop
 from fedclade.training.augmentation import augmented
 from fedclade.training.auto import build_engine
+from fedclade.training.batch_rule import BatchRule, check_examples_alone
 from fedclade.training.blocks import Blocks
 from fedclade.training.data import ClientsData
 from fedclade.training.descriptors import descriptors
@@ -96,7 +98,8 @@ class SimulatedClients(Workers):
         lets them depend on each other without being declared so; if training is private, and the module mixes
         examples, the loss is one over the batch, or the data changes during a run.
     ModelError
-        If the module does not take the federation's inputs, or gives another number of outputs than there are labels.
+        If the module does not take the federation's inputs, cannot be trained on them, or gives another number of
+        outputs than there are labels.
     """
 
     def __init__(
@@ -128,6 +131,9 @@ class SimulatedClients(Workers):
             self._chunk = max(self._chunk, len(pool.y))
         if private is not None:
             check_private(module, self.layout.full, federation, self._task)
+        self._batch_rule = BatchRule.of(self._module, self.layout.full, federation, self._device)
+        if private is not None:
+            check_examples_alone(module, self._batch_rule)
         self._engine, self._private = build_engine(engine, resolved), private
         self._memory = default_memory(self._device) if memory is None else memory
 
@@ -153,6 +159,11 @@ class SimulatedClients(Workers):
     def module(self) -> nn.Module:
         """The model's structure; its parameters are whatever was computed last."""
         return self._module
+
+    @property
+    def smallest_batch(self) -> int:
+        """Examples of the smallest batch that the model can train on."""
+        return self._batch_rule.smallest
 
     @property
     def ids(self) -> Sequence[int]:
@@ -279,12 +290,13 @@ class SimulatedClients(Workers):
         def trained_by(engine: Engine) -> tuple[Tensor, Tensor]:
             work = replace(self._workload(block, models, this_round), fixed=fixed).weighted(weights or {})
             if optimizer is None:  # what is trained for another purpose begins with a new one, and leaves nothing
-                moved, losses = engine.train(replace(work, spec=replace(work.spec, keep_state=False)), out)
+                once = replace(work, spec=replace(work.spec, keep_state=False))
+                moved, losses = self._batch_rule.train(engine, once, out)
                 if self._always_replies:
                     make_usable(moved, losses)
             else:
                 work = self.store.with_states(work, this_round.number, optimizer)
-                moved, losses = engine.train(work, out)
+                moved, losses = self._batch_rule.train(engine, work, out)
                 if self._always_replies:
                     make_usable(moved, losses)
                     _make_states_finite(work)
@@ -306,15 +318,18 @@ class SimulatedClients(Workers):
             raise
         except MODULE_ERRORS as error:
             each = ((one[0][0], self._workload([one], models, this_round)) for one in block)
-            raise model_error(error, each, self._federation, this_round.number, self.engine) from error
+            of_round = self._federation, this_round.number, self.engine
+            one_by_one = partial(self._batch_rule.train, LoopEngine())
+            raise model_error(error, each, *of_round, one_by_one) from error
 
     def _workload(self, block: Block, models: Tensor, this_round: Round) -> Workload:
         jobs: list[Job] = []
         for (client, inputs, targets), row, anchor in block:
             generator = generator_of(this_round, self._federation.keys[client], self._private)
             jobs.append(Job(client, row, inputs, targets, generator, anchor))
-        of_all = this_round.spec, this_round.lr, self._task
+        spec = this_round.spec.with_smallest_batch(self.smallest_batch)
         rule, private = this_round.rule, self._private
+        of_all = spec, this_round.lr, self._task
         return Workload(self._module, self.layout.full, models, jobs, *of_all, rule=rule, private=private)
 
     def _received(

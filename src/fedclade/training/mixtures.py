@@ -23,7 +23,7 @@ from fedclade.core import (
 )
 from fedclade.training.evaluation import Evaluator
 from fedclade.training.stages import Trained
-from fedclade.training.store import MIXTURE, OPTIMIZER, ClientStore
+from fedclade.training.store import MIXTURE, OPTIMIZER, SERVED_MIXTURE, ClientStore
 
 
 class Train(Protocol):
@@ -109,7 +109,10 @@ class Mixtures:
         kept = {client: pi for client in ids if (pi := self.store.latest(client).get(MIXTURE)) is not None}
         if new := [client for client in ids if client not in kept]:
             leaning, _ = self._expected(evaluator, new, query.models, mixture, [None] * len(new))
-            kept |= {client: each.mean(0).cpu() for client, each in zip(new, leaning, strict=True)}
+            found = {client: each.mean(0).cpu() for client, each in zip(new, leaning, strict=True)}
+            kept |= found
+            for client, weights in found.items():  # which an export of the client's model needs
+                self.store.add(client, {SERVED_MIXTURE: weights})
         weights = torch.stack([kept[client].cpu() for client in ids])
         return evaluator.evaluate_mixture(ids, query.models, weights, query.split)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from fedclade.core import ModelError
 from fedclade.data import Federation
 from fedclade.training.jobs import Workload
-from fedclade.training.loop import LoopEngine
 
 MODULE_ERRORS = (RuntimeError, ValueError, IndexError)
 """What a module raises that does not fit a client's data."""
@@ -37,16 +36,21 @@ def check_model_fits(module: nn.Module, federation: Federation, device: torch.de
 
 
 def model_error(
-    error: Exception, each: Iterable[tuple[int, Workload]], federation: Federation, number: int, engine: str
+    error: Exception,
+    each: Iterable[tuple[int, Workload]],
+    federation: Federation,
+    number: int,
+    engine: str,
+    train: Callable[[Workload], object],
 ) -> ModelError:
     """Return the error of clients that could not be trained together in a round, given the workload of each by itself.
 
-    It names the client on whose data training fails.
+    It names the client on whose data training by ``train`` fails.
     """
     together = list(each)
     for client, work in together:
         try:
-            LoopEngine().train(work)
+            train(work)
         except MODULE_ERRORS as its_own:
             return ModelError(
                 f"round {number}: the model fails on the data of client {client} "

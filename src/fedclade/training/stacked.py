@@ -88,7 +88,8 @@ class StackedEngine:
         if work.private is not None:
             return PrivateBlock(stacked, work, work.private, self._pool).train(jobs)
         models, spec = work.models, work.spec
-        plan = Plan.of(tuple(job.size for job in jobs), spec.batch_size, not stacked.padding_shows, spec.steps)
+        sizes, pads = tuple(job.size for job in jobs), not stacked.padding_shows
+        plan = Plan.of(sizes, spec.batch_size, pads, spec.steps, spec.smallest_batch or 1)
         batches = Batches(jobs, plan, self._pool)
         losses = Losses(plan, work.task, batches.all_count)
         optimizer = LocalOptimizer.of(spec, work.lr)

@@ -20,9 +20,9 @@ def batches(
     examples: int, spec: LocalTraining, generator: torch.Generator, device: torch.device | str = "cpu"
 ) -> Iterator[Tensor]:
     """Yield which examples each step of a client's local training is about, in an order drawn for every epoch."""
-    left = spec.steps_with(examples)
+    left, sizes = spec.steps_with(examples), spec.batch_sizes(examples)
     while left > 0:
-        of_epoch = torch.randperm(examples, generator=generator).to(device).split(spec.batch_size)[:left]
+        of_epoch = torch.randperm(examples, generator=generator).to(device).split(sizes)[:left]
         yield from of_epoch
         left -= len(of_epoch)
 

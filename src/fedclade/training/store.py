@@ -18,6 +18,9 @@ OWN_MODEL = "model"
 MIXTURE = "mixture"
 """The name of the weights π of a mixture's models, float64 ``[K]``."""
 
+SERVED_MIXTURE = "served mixture"
+"""The name of the weights ``[K]`` that a client which has not trained was served with last."""
+
 OPTIMIZER = "optimizer"
 OWN_OPTIMIZER = "optimizer of model"
 """How the names of an optimizer's state begin, before ``/<parameter>.<what it is>``; a model of its own has another."""
@@ -62,6 +65,12 @@ class ClientStore:
         of_round = kept[-1].tensors if kept and kept[-1].number == number else before.tensors
         new = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         self._kept[client] = (before, Generation(number, {**of_round, **new}))
+
+    def add(self, client: int, tensors: Mapping[str, Tensor]) -> None:
+        """Keep tensors of a client beside what it kept last, whatever the round; no training begins with them."""
+        kept = self._kept.get(client, (Generation(0, {}),))
+        new = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        self._kept[client] = (*kept[:-1], Generation(kept[-1].number, {**kept[-1].tensors, **new}))
 
     def with_states(self, work: Workload, number: int, name: str) -> Workload:
         """Return the workload of a round with what the clients' optimizers or rules kept before it under a name."""

@@ -73,7 +73,9 @@ def _by_sgd(work: Workload) -> dict[str, Any]:
     """Return what makes plain SGD in float32 of the local training of a workload, if that is another."""
     if LocalOptimizer.of(work.spec, work.lr).is_plain and work.spec.precision == "float32":
         return {}
-    return {"spec": LocalTraining(batch_size=work.spec.batch_size, mu=work.spec.mu), "lr": 0.1}
+    spec = work.spec
+    sgd = LocalTraining(batch_size=spec.batch_size, smallest_batch=spec.smallest_batch, mu=spec.mu)
+    return {"spec": sgd, "lr": 0.1}
 
 
 def _apart(work: Workload) -> Workload:

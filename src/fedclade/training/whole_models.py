@@ -19,7 +19,16 @@ from fedclade.core import (
     UpdateQuery,
     row_norms,
 )
-from fedclade.training.store import MIXTURE, OPTIMIZER, OWN_MODEL, OWN_OPTIMIZER, PERSONAL, RULE, ClientStore
+from fedclade.training.store import (
+    MIXTURE,
+    OPTIMIZER,
+    OWN_MODEL,
+    OWN_OPTIMIZER,
+    PERSONAL,
+    RULE,
+    SERVED_MIXTURE,
+    ClientStore,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,9 +142,7 @@ class WholeModels:
         if not start and not self._store:  # of a million clients none need be asked
             return {}
         each = {client: {**start, **self._store.latest(client)} for client in ids}
-        found = {
-            c: {name: mine[name] for name in (PERSONAL, OWN_MODEL, MIXTURE) if name in mine} for c, mine in each.items()
-        }
+        found = {client: _lasting(mine) for client, mine in each.items()}
         return {client: mine for client, mine in found.items() if mine}
 
     def _whole(self, client: int, models: Tensor, row: int, kept: Mapping[str, Tensor], personal: Tensor) -> Tensor:
@@ -148,6 +155,14 @@ class WholeModels:
 
     def _personal(self, kept: Sequence[Tensor | None]) -> Tensor:
         return torch.stack([self.initial if each is None else each for each in kept])
+
+
+def _lasting(kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what a client is served with besides what it is sent, of all that it keeps."""
+    found = {name: kept[name] for name in (PERSONAL, OWN_MODEL, MIXTURE) if name in kept}
+    if MIXTURE not in kept and SERVED_MIXTURE in kept:
+        found[MIXTURE] = kept[SERVED_MIXTURE]
+    return found
 
 
 def _parts(query: EvaluationQuery, at_once: int) -> Iterator[slice]:

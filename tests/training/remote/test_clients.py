@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from fedclade import ConfigError, EngineError, LocalTraining, ModelError, Updates
 from fedclade.channel import CountSketch, Meter, Streaming, Traffic
@@ -174,6 +175,21 @@ def test_a_mixture_is_trained_and_evaluated_as_in_one_process():
     assert torch.equal(got.components, expected.components)
     scores = [each.evaluate([2, 5, 0], models(each, 3), [0] * 3, "test", mixture=asked) for each in (clients, plain)]
     torch.testing.assert_close(scores[0].losses, scores[1].losses)
+    assert clients.kept.keys() == plain.kept.keys() == {5, 0, 3, 1, 6, 2}  # 2 was scored and has not trained
+    for client, kept in plain.kept.items():
+        torch.testing.assert_close(clients.kept[client]["mixture"], kept["mixture"])
+
+
+def test_actors_join_last_batches_of_one_example_too():
+    """Client 6 has 11 examples, in batches of 10."""
+    torch.manual_seed(0)
+    normed = nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4), nn.Linear(4, LABELS))
+    clients, plain = on_actors(3, module=normed)[0], SimulatedClients(FEDERATION, normed, engine="loop")
+    start = plain.layout.flatten(normed)[None]
+    got, expected = (each.train([5, 0, 6], start, [0] * 3, ROUND) for each in (clients, plain))
+    assert_same(got, expected)
+    assert got.ids == (5, 0, 6)
+    assert clients.smallest_batch == plain.smallest_batch == 2
 
 
 def test_each_actor_holds_a_shard_and_is_called_once_for_a_query():

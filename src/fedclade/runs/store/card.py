@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from fedclade.algorithms import ALGORITHMS, OwnModels
+from fedclade.algorithms import ALGORITHMS, FedSoft, OwnModels
 from fedclade.core import Layout, Node
 from fedclade.runs.store.run import Row, Run
-from fedclade.tasks import noted_metrics, spread
+from fedclade.runs.store.served_models import ClientMixture, serves_mixtures
+from fedclade.tasks import ModelMixture, noted_metrics, spread
 
 CARD_FORMAT = 1
 """Version of the card's keys, in each card."""
@@ -16,16 +18,28 @@ CARD_FORMAT = 1
 Card = dict[str, Any]
 
 
-def model_card(run: Run, node: Node, layout: Layout, client: int | None = None, *, own: bool = False) -> Card:
+def model_card(
+    run: Run,
+    node: Node,
+    layout: Layout,
+    client: int | None = None,
+    *,
+    own: bool = False,
+    mixture: ClientMixture | None = None,
+) -> Card:
     """Return all that there is to say about a node's model, exported for a client if one is given, ready for JSON.
 
-    Whether it is not the node's, but the client's ``own``.
+    Whether it is not the node's, but the client's ``own``, or its ``mixture`` of several nodes' models.
     """
     last = {row["client"]: row for row in run.client_rows}
     sizes = [last[member]["n_train"] for member in node.members if member in last]
     path, metric = run.tree.above(node.id), noted_metrics(run.summary)[0]
     tensors = [(s.name, s.shape, s.dtype) for s in (*layout.parameters, *layout.buffers)]
     tensors += [(name, p.shape, p.dtype) for name, p in layout.frozen.items()]
+    if mixture is not None:
+        of_models = range(len(mixture.nodes))
+        tensors = [(f"models.{k}.{name}", shape, dtype) for k in of_models for name, shape, dtype in tensors]
+        tensors.append(("weights", mixture.weights.shape, mixture.weights.dtype))
     asked = {} if client is None else {"client": client, "name": last[client]["name"] if client in last else None}
     asked |= {"own": True} if own else {}
     return {
@@ -35,11 +49,12 @@ def model_card(run: Run, node: Node, layout: Layout, client: int | None = None, 
         "level": len(path) - 1,
         "leaf": not run.tree.children(node.id),
         "exported_for": asked or None,
+        **({} if mixture is None else {"mixture": mixture.described}),
         "members": list(node.members),
         "rounds": {"run": run.summary["rounds"], "born": node.born, "trained_until": _trained_until(run, node)},
         "data": {"description": run.summary["data"], "training_examples": sum(sizes), **run.summary.get("inputs", {})},
         "metric": metric.noted,
-        metric.name: _score(run, node, metric.name, client if own or run.parted else None),
+        metric.name: _score(run, node, metric.name, client if own or run.parted or mixture is not None else None),
         "algorithm": run.config["algorithm"],
         "model": {**run.config["model"], "parameters": layout.n_parameters},
         "tensors": {
@@ -54,7 +69,7 @@ def serves_own(run: Run) -> bool:
     """Whether clients, or some of them, were served with models of their own, which are none of the tree's."""
     entry = ALGORITHMS.get(run.config["algorithm"]["name"])
     personalized = bool(run.config["algorithm"].get("personalize"))
-    return personalized or (entry is not None and issubclass(entry.algorithm, OwnModels))
+    return personalized or (entry is not None and issubclass(entry.algorithm, OwnModels | FedSoft))
 
 
 def _trained_until(run: Run, node: Node) -> int | None:
@@ -75,6 +90,8 @@ def _score(run: Run, node: Node, metric: str, client: int | None = None) -> Card
     An inner node served its members until it was split. Where its last round was not evaluated, what was evaluated is
     the model of an earlier round, and ``round`` tells which.
     """
+    if client is None and serves_mixtures(run):  # with none of their models alone
+        return None
     served = [row for row in run.client_rows if row["served_by"] == node.id and client in (None, row["client"])]
     if client is None and serves_own(run):  # over a network nobody here knows who was
         known = "network" not in run.config
@@ -91,23 +108,54 @@ def as_markdown(card: Card, file: str) -> str:
     """Return a card as a page for people, with the lines that load the model from a file of this name."""
     rows = "".join(f"| {name} | {_plain(value)} |\n" for name, value in _facts(card).items())
     tensors = "".join(f"| `{name}` | {each['shape']} | {each['dtype']} |\n" for name, each in card["tensors"].items())
-    return f"""# Node {card["node"]} of a {card["algorithm"]["name"]} run
+    nodes = card.get("mixture", {}).get("nodes", ())
+    name = f"Mixture of nodes {', '.join(map(str, nodes))}" if nodes else f"Node {card['node']}"
+    return f"""# {name} of a {card["algorithm"]["name"]} run
 
 | | |
 | :-- | :-- |
 {rows}
 ## Loading it
 
-```python
-from safetensors.torch import load_file
-model.load_state_dict(load_file("{file}"))
-```
-
-`model` is a module with the tensors below: {card["model"]["name"]}, as it was trained.
+{_loading(card, file)}
 
 | tensor | shape | type |
 | :-- | :-- | :-- |
 {tensors}"""
+
+
+def _loading(card: Card, file: str) -> str:
+    """Return how to load the model in plain PyTorch."""
+    if "mixture" not in card:
+        return f"""```python
+from safetensors.torch import load_file
+model.load_state_dict(load_file("{file}"))
+```
+
+`model` is a module with the tensors below: {card["model"]["name"]}, as it was trained."""
+    mixture = card["mixture"]
+    count = len(mixture["nodes"])
+    return f"""The client is served with a mixture of {count} models, by weights of its own. As a module that is
+`fedclade.ModelMixture`, or without fedclade:
+
+```python
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+{inspect.getsource(ModelMixture).rstrip()}
+```
+
+```python
+from safetensors.torch import load_file
+mixture = ModelMixture(model, {count}, task="{mixture["task"]}")
+mixture.load_state_dict(load_file("{file}"))
+```
+
+`model` is a module as each of them: {card["model"]["name"]}, as it was trained."""
 
 
 def _plain(text: str) -> str:
@@ -122,6 +170,9 @@ def _facts(card: Card) -> Mapping[str, str]:
     if asked is not None:
         facts["exported for"] = f"client {asked['client']}" + (f" ({asked['name']})" if asked["name"] else "")
         facts["exported for"] += "; a model of its own" if asked.get("own") else ""
+        if (mixture := card.get("mixture")) is not None:
+            weighed = zip(mixture["nodes"], mixture["weights"], strict=True)
+            facts["exported for"] += "; a mixture of " + ", ".join(f"{pi:.3g} × node {node}" for node, pi in weighed)
     members = card["members"]
     facts["members"] = f"{len(members)} clients: {', '.join(map(str, members))}" if members else "none"
     when = f"as after round {rounds['trained_until']} of {rounds['run']}; there since round {rounds['born'] + 1}"

@@ -24,6 +24,7 @@ _SCORES = {**dict.fromkeys(_SCORE_NUMBERS, (float, None)), ...: (float, None)}
 
 SUMMARY = {
     **{"format": object, "algorithm": str, "data": str, "model": str, "seed": int, "rounds": int, "clients": int},
+    "task?": str,
     "metrics?": [{"name": str, "higher_is_better": bool, "share": bool}],
     "chosen?": {"metric": str, "round": int, "validation": {...: (float, None)}, "test": {...: (float, None)}},
     "clusters": {

@@ -14,6 +14,7 @@ from fedclade.models import save_adapter
 from fedclade.runs.small_clusters import is_withheld
 from fedclade.runs.store.card import Card, as_markdown, model_card, serves_own
 from fedclade.runs.store.run import Run
+from fedclade.runs.store.served_models import ClientMixture, client_mixture, served_node
 
 SUFFIX = ".safetensors"
 
@@ -24,9 +25,10 @@ def export_model(
 ) -> Path:
     """Write one model of a run as a state dict, with its card beside it: ``.json`` for programs, ``.md`` for people.
 
-    The card is in the header of the file too, under ``fedclade``. A client's model is whole: with its personal
-    parameters, and where it keeps a model of its own (Ditto, local training, ...) it is that, unless a level is
-    given. A node's has what is shared.
+    The card is in the header of the file too, under ``fedclade``. For a client it is what the client was served with,
+    unless a level is given: its cluster's model with the client's personal parameters, a model of its own (Ditto, local
+    training, ...), or, in FedEM and FedRC, a mixture of all models as a state dict of :class:`~fedclade.ModelMixture`.
+    A node's model has what is shared. :func:`~fedclade.load_export` loads any of them.
 
     Parameters
     ----------
@@ -37,7 +39,7 @@ def export_model(
     client, node
         Whose model: a client's, or a node's.
     level
-        Of the client's path from the root, 0, to its leaf, -1; the leaf if left out.
+        Of the client's path from the root, 0, to its leaf, -1; if left out, what the client was served with.
 
     Raises
     ------
@@ -47,19 +49,23 @@ def export_model(
         If the tree has no such client, node or level.
     RunError
         If the run was saved without the layout of its model or is damaged, its models are permuted by its clients, the
-        client keeps a part of its model for itself, or a file exists already or cannot be written.
+        client keeps a part of its model for itself, or the weights of its mixture, or a file exists already or cannot
+        be written.
     """
     run.check_readable()
     target = _target(out)
     chosen, layout = _node_and_layout(run, client, node, level)
-    if (own := _own_model(run, client, level)) is not None:
+    mixture, own = _mixture(run, client, level), _own_model(run, client, level)
+    if mixture is not None:
+        tensors = mixture.state_dict(layout)
+    elif own is not None:
         tensors = layout.full.state_dict(own)
     else:
         if client is not None:
             run.personal(client)  # which is there, or nobody here could put the client's model together
         tensors = layout.state_dict(chosen.model, None if client is None else run.kept.get(client, {}).get("personal"))
     layout = layout if client is None else layout.full
-    _write(model_card(run, chosen, layout, client, own=own is not None), tensors, target)
+    _write(model_card(run, chosen, layout, client, own=own is not None, mixture=mixture), tensors, target)
     return target
 
 
@@ -93,9 +99,15 @@ def export_adapter(
     ModelError
         If what the run trained is no adapter.
     RunError
-        If the run cannot be read, or the folder exists already or cannot be written.
+        If the run cannot be read, the client is served with a mixture of models, or the folder exists already or cannot
+        be written.
     """
     chosen, layout = _node_and_layout(run, client, node, level)
+    if _mixture(run, client, level) is not None:
+        raise RunError(
+            f"client {client} is served with a mixture of {len(run.tree.leaves)} models, which no one adapter is; "
+            "export that of one model with --node, or the mixture as a state dict, without --adapter"
+        )
     target = Path(out)
     if target.exists():
         raise RunError(f"{target} exists already; name another folder with --out, or remove it")
@@ -112,6 +124,11 @@ def export_adapter(
         return save_adapter(target, tensors, float(alpha), {"fedclade": card})
     except OSError as error:
         raise RunError(f"cannot write {target}: {error}") from error
+
+
+def _mixture(run: Run, client: int | None, level: int | None) -> ClientMixture | None:
+    """Return the mixture that a client was served with, if it was, unless a node's model is asked for."""
+    return None if client is None or level is not None else client_mixture(run, client)
 
 
 def _own_model(run: Run, client: int | None, level: int | None) -> Tensor | None:
@@ -165,7 +182,7 @@ def _chosen(run: Run, client: int | None, node: int | None, level: int | None) -
         given = "neither" if client is None else f"client {client} and node {node}"
         raise ConfigError(f"export takes either --client or --node, got {given}")
     if client is not None:
-        return run.tree.node_for(client, -1 if level is None else level)
+        return served_node(run, client) if level is None else run.tree.node_for(client, level)
     if level is not None:
         raise ConfigError(f"--level {level} goes with --client; node {node} has one model only")
     assert node is not None  # as there is no client

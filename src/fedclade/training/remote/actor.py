@@ -149,7 +149,7 @@ class Shard:
             clients.engine_taken,
             meter.bytes_up - before[0],
             meter.bytes_down - before[1],
-            clients.store.tensors(before=True) if isinstance(query, UpdateQuery | ShiftQuery) else {},
+            clients.store.tensors(before=True) if _changes_what_is_kept(query) else {},
             self._log.taken(),
             self._place.device == "cuda",
         )
@@ -170,6 +170,13 @@ class Shard:
             setup.private,
             setup.always_replies,
         )
+
+
+def _changes_what_is_kept(query: Query[Any]) -> bool:
+    """Return whether clients may keep something else after a query: also the weights that a mixture is scored by."""
+    if isinstance(query, EvaluationQuery):
+        return query.mixture is not None
+    return isinstance(query, UpdateQuery | ShiftQuery)
 
 
 class _Kept(logging.Handler):

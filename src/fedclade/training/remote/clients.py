@@ -26,6 +26,7 @@ from fedclade.core import (
     Updates,
     Workers,
 )
+from fedclade.training.batch_rule import BatchRule
 from fedclade.training.input_hooks import with_input_hooks
 from fedclade.training.model_check import check_model_fits
 from fedclade.training.remote.actor import Part, Reply, Setup
@@ -94,8 +95,10 @@ class RayClients(Workers):
         kind, _, inside = (resolved or "").partition(", ")
         self._resolved, self._cuda = inside or None, kind == CUDA
         self.layout = Layout.of(module, setup.personal)
-        here = torch.device("cpu")
-        check_model_fits(with_input_hooks(module, self.layout, federation, here), federation, here)
+        cpu = torch.device("cpu")
+        hooked = with_input_hooks(module, self.layout, federation, cpu)
+        check_model_fits(hooked, federation, cpu)
+        self._batch_rule = BatchRule.of(hooked, self.layout.full, federation, cpu)
         self.store = ClientStore()
         self._whole = WholeModels(self.layout, self.layout.flatten_personal(module), self.store)
         self._work = {client: float(size) for client, size in federation.sizes.items()}
@@ -118,6 +121,11 @@ class RayClients(Workers):
     def engine_taken(self) -> str | None:
         """What rounding depends on of the actors' engine; None before the first round."""
         return None if self._resolved is None else f"{CUDA if self._cuda else self.engine}, {self._resolved}"
+
+    @property
+    def smallest_batch(self) -> int:
+        """Examples of the smallest batch that the model can train on."""
+        return self._batch_rule.smallest
 
     @property
     def ids(self) -> Sequence[int]:

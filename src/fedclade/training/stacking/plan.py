@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedclade.core import count_batches
+
 
 @dataclass(frozen=True, eq=False)
 class Step:
@@ -52,13 +54,18 @@ class Plan:
 
     @staticmethod
     @lru_cache(maxsize=16)
-    def of(sizes: tuple[int, ...], batch_size: int, padding: bool, steps: int | None = None) -> Plan:
+    def of(
+        sizes: tuple[int, ...], batch_size: int, padding: bool, steps: int | None = None, smallest_batch: int = 1
+    ) -> Plan:
         """Return the plan of these clients, which is kept: rounds are often alike."""
-        return Plan(sizes, batch_size, padding, steps)
+        return Plan(sizes, batch_size, padding, steps, smallest_batch)
 
-    def __init__(self, sizes: Sequence[int], batch_size: int, padding: bool, steps: int | None = None) -> None:
+    def __init__(
+        self, sizes: Sequence[int], batch_size: int, padding: bool, steps: int | None = None, smallest_batch: int = 1
+    ) -> None:
         counts = np.asarray(sizes)
-        of_epoch = -(-counts // batch_size)
+        batches = [count_batches(size, batch_size, smallest_batch) for size in sizes]
+        of_epoch = np.array(batches, dtype=counts.dtype)
         taken = of_epoch if steps is None else np.full_like(counts, steps)
         self.epochs = -(-taken // of_epoch)
         """How many times each client's examples are put in order, int ``[n]``."""
@@ -72,7 +79,8 @@ class Plan:
         for number in range(int(taken.max(initial=0))):
             train = int((taken > number).sum())
             epoch, batch = np.divmod(number, of_epoch[:train])
-            left = np.minimum(counts[:train] - batch * batch_size, batch_size)
+            rest = counts[:train] - batch * batch_size
+            left = np.where(batch == of_epoch[:train] - 1, rest, batch_size)
             edges = [0, train] if padding else [0, *(np.flatnonzero(np.diff(left)) + 1), train]
             for start, stop in pairwise(edges):
                 here, rows = slice(start, stop), left[start:stop]
