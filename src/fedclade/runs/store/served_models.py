@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from fedclade.algorithms import Algorithm, algorithm_class
-from fedclade.core import FedcladeError, Layout, Node, RunError
+from fedclade.algorithms import ALGORITHMS, Algorithm
+from fedclade.core import Layout, Node, RunError
 from fedclade.runs.store.run import Run
 from fedclade.tasks import TASKS
 
@@ -67,12 +66,14 @@ def served_node(run: Run, client: int) -> Node:
 
 
 def serves_mixtures(run: Run) -> bool:
-    """Return whether clients of a run are served with mixtures of all leaves' models."""
+    """Return whether clients of a run are served with mixtures of all leaves' models.
+
+    Their weights say so; and the method, if it is one of the library, where a network has no weights.
+    """
     if any("mixture" in kept for kept in run.kept.values()):
         return True
-    with suppress(FedcladeError):  # of a method that cannot be imported here
-        return algorithm_class(run.config["algorithm"]["name"]).mixture is not Algorithm.mixture
-    return False
+    entry = ALGORITHMS.get(run.config["algorithm"]["name"])
+    return entry is not None and entry.algorithm.mixture is not Algorithm.mixture
 
 
 def client_mixture(run: Run, client: int) -> ClientMixture | None:
