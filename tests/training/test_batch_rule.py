@@ -183,6 +183,8 @@ def test_a_client_with_one_example_that_nothing_can_be_done_for_is_named_before_
     with pytest.raises(ModelError, match=re.escape(text)):
         SimulatedClients(federation_of(TRUTH, SIZES), module)
     assert SimulatedClients(federation_of([0, 0], [21, 11]), module).smallest_batch == 2
+    private = SimulatedClients(federation_of(TRUTH, SIZES), module, always_replies=True)  # says nothing of its data
+    assert private.smallest_batch == 2
 
 
 def test_batches_of_one_example_are_refused():

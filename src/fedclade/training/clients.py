@@ -131,7 +131,8 @@ class SimulatedClients(Workers):
             self._chunk = max(self._chunk, len(pool.y))
         if private is not None:
             check_private(module, self.layout.full, federation, self._task)
-        self._batch_rule = BatchRule.of(self._module, self.layout.full, federation, self._device)
+        checks = not always_replies
+        self._batch_rule = BatchRule.of(module, self.layout.full, federation, self._device, checks=checks)
         if private is not None:
             check_examples_alone(module, self._batch_rule)
         self._engine, self._private = build_engine(engine, resolved), private
