@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedclade.data.cell_values import Notation, in_days, in_hours, short_date_format
@@ -46,6 +46,7 @@ def test_numbers_are_read_with_each_mark_that_fits(texts: list[str], expected: d
     assert readings(*texts) == expected
 
 
+@settings(max_examples=25)
 @given(st.lists(st.floats(-1e6, 1e6).map(lambda number: round(number, 2)), min_size=1), st.sampled_from([".", ","]))
 def test_formatted_numbers_are_read_back(numbers: list[float], mark: str) -> None:
     english = [f"{number:,.2f}" for number in numbers]
