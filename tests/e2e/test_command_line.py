@@ -699,6 +699,18 @@ def test_a_model_of_the_users_own_is_found_where_the_user_stands(
     assert not (tmp_path / "result").exists()
 
 
+def test_the_same_command_takes_over_what_it_left_when_it_was_killed_before_it_wrote_its_config(
+    fedclade: Callable[..., Outcome], small: str, tmp_path: Path
+):
+    (tmp_path / "result").mkdir()
+    (tmp_path / "result" / ".config.toml.writing").write_text("rounds = ")
+    (tmp_path / "result" / ".lock").touch()
+    outcome = fedclade("run", small, "--out", "result", "-q")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert Run.load(tmp_path / "result").summary["rounds"] == 2
+    assert ".config.toml.writing" not in files_in(tmp_path / "result")
+
+
 def test_an_existing_out_is_refused_before_anything_runs(fedclade: Callable[..., Outcome], small: str, tmp_path: Path):
     (tmp_path / "result").mkdir()
     (tmp_path / "result" / "precious.txt").write_text("mine")
