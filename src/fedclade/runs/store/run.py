@@ -115,6 +115,12 @@ class Run(Displayed):
         shown = ("algorithm", "data", "model", "seed", "rounds")
         return f"Run({', '.join(f'{key}={self.summary.get(key)!r}' for key in shown)})"
 
+    @property
+    def model_round(self) -> int:
+        """The round that the models are of: the last, or the best of a run with ``keep_best``."""
+        chosen = self.summary.get("chosen", {})
+        return chosen["round"] if chosen.get("kept") else self.summary["rounds"]
+
     @cached_property
     def metrics(self) -> DataFrame:
         """What the run came to, a pandas data frame with one row for each round, the columns of ``metrics.parquet``.
