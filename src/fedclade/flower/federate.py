@@ -14,7 +14,7 @@ import torch
 from flwr.serverapp import Grid
 from torch import nn
 
-from fedclade.algorithms import Algorithm, OwnModels, build_algorithm
+from fedclade.algorithms import Algorithm, build_algorithm
 from fedclade.channel import (
     Channel,
     ExamplePrivacy,
@@ -301,7 +301,7 @@ def _check_keeps_best(settings: RunSettings, algorithm: Algorithm, layout: Layou
     name = type(algorithm).__name__
     if layout.personal:
         what = f"a part of their model (model.personal = {settings.personal!r})"
-    elif isinstance(algorithm, OwnModels) or getattr(algorithm, "personalize", False):
+    elif type(algorithm).keepers is not Algorithm.keepers and getattr(algorithm, "personalize", True):
         what = f"models of their own with {name}"
     elif algorithm.mixture(None) is not None:
         what = f"the weights of their mixture with {name}"

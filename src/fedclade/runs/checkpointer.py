@@ -124,9 +124,7 @@ class Checkpointer:
                 self._found = self._folder.newest(config, fingerprint())
         self._finish = finish
         if finish and self._folder is None:
-            raise ConfigError(
-                "finish = True finishes the run in a folder, and no folder is given; name it with folder="
-            )
+            raise ConfigError("finish = True finishes the run that is in a folder, and none is given; name it: folder=")
         if finish and self._found is None and self.finished() is None:
             raise CheckpointError(f"{folder} has no checkpoint, so no round of a run can be finished there")
 

@@ -128,7 +128,7 @@ class History:
             **row,
             **self._evaluation_columns(evaluation),
             **validation_columns(self.task.metrics, validation),
-            **{name: row[name] + value for name, value in cost.items()},
+            **{name: value + row[name] for name, value in cost.items()},
             **columns,
         }
 

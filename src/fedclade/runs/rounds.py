@@ -256,13 +256,7 @@ def evaluate_last_round(
 
 
 def note_best(algorithm: Algorithm, backend: Backend, training: TrainingState, settings: RunSettings) -> None:
-    """Keep what the run would end with now, if its score on validation data is the best so far and it keeps the best.
-
-    Raises
-    ------
-    ConfigError
-        If clients of a network keep models of their own, which only they have.
-    """
+    """Keep what the run would end with now, if its score on validation data is the best so far and it keeps the best."""
     if not settings.keep_best:
         return
     history = training.history
@@ -270,13 +264,7 @@ def note_best(algorithm: Algorithm, backend: Backend, training: TrainingState, s
     best = chosen_round(history.metrics, metric)
     if best is None or best is not history.metrics[-1]:
         return
-    end = _end_now(algorithm, backend, training)
-    if end.own_models and backend.store is None:
-        raise ConfigError(
-            f"keep_best = true: {end.own_models} clients of this network keep models of their own, and they keep those "
-            "of their last round only; leave keep_best out"
-        )
-    training.best = end
+    training.best = _end_now(algorithm, backend, training)
 
 
 def merged(state: State, least: int, events: Sequence[Event] = ()) -> tuple[State, Sequence[Event]]:
