@@ -256,7 +256,7 @@ def evaluate_last_round(
 
 
 def note_best(algorithm: Algorithm, backend: Backend, training: TrainingState, settings: RunSettings) -> None:
-    """Keep what the run would end with now, if its score on validation data is the best so far and it keeps the best."""
+    """Keep what the run would end with now, if it keeps the best round and this is the best so far."""
     if not settings.keep_best:
         return
     history = training.history
