@@ -81,6 +81,9 @@ def resume(
     if is_finished(folder) and (done := Run.load(folder).summary["rounds"]) >= (rounds or 0):
         say(new_console(), f"{folder} is finished after {done} rounds; there is nothing to continue")
         return
+    if finish and "network" in read_run_config(folder):
+        _finish_and_show(folder, quiet)
+        return
     if "network" in read_run_config(folder):
         raise RunError(
             f"{folder} is the run of a network, which only its clients can continue: start its ServerApp again with "
@@ -99,6 +102,17 @@ def resume(
         of_dashboard = port if dashboard else None
         of_run = config, folder, folder.name, data_dir, device, on, memory, of_dashboard, callbacks, quiet
         _run_and_show(*of_run, finish=finish)
+
+
+def _finish_and_show(folder: Path, quiet: bool) -> None:
+    """Finish the run of a network on its server, without clients; print what came out."""
+    from fedclade.flower.from_config import finish_run  # an extra
+
+    run, console = finish_run(folder), new_console()
+    add_figures(run, folder, console)
+    if not quiet:
+        show_run(run, console)
+    say(console, f"run folder: {folder}")
 
 
 def _run_and_show(

@@ -49,6 +49,6 @@ class ConnectedClients(Channel, ComingAndGoing):
         """See which clients are connected, of those that are in the run; wait for one if none is."""
         if not self._registry.wait_for_any(self._wait):
             raise UpdateError(
-                f"no client is connected within {self._wait:g} s, so round {number}, which is the last, cannot be "
-                "evaluated; start SuperNodes, or raise network.wait"
+                f"round {number}, the last, was not evaluated, and no client is connected within {self._wait:g} s; "
+                "start the SuperNodes and the ServerApp, with network.finish = true"
             )

@@ -243,7 +243,8 @@ def federate(
     checkpointer = Checkpointer(path, config, every, fingerprint, finish=finish)
     if (finished := checkpointer.finished()) is not None:
         return finished
-    registry.wait(network.clients, network.wait)  # also for those of the folder, which need not be back yet
+    if not finish:
+        registry.wait(network.clients, network.wait)  # also for those of the folder, which need not be back yet
     settings, device, _ = checkpointer.resumed(settings, "cpu")
     budget = default_memory(torch.device(device)) if settings.memory is None else memory_bytes(settings.memory)
     is_secure, size = network.secure_aggregation, len(joined) * layout.size * initial.itemsize
@@ -270,7 +271,7 @@ def federate(
     streaming = Streaming() if streams else None
     arrival = server_side(retrying, compared, streaming, limiting, settings.aggregate)
     middleware = [Timing(meter), *([retrying] if is_secure else arrival)]
-    if registry.secret:
+    if registry.secret and not finish:
         drawn = drawn_by_clients(grid_clients, algorithm.initial_models)  # those of the server's seed are no secret
         initial = drawn[0] if algorithm.initial_models == 1 else drawn
     clients = ConnectedClients(Channel(grid_clients, *middleware), registry, path, network.wait)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedclade.algorithms import Algorithm, State
-from fedclade.core import OWN, Evaluation, ParameterTree, rng
+from fedclade.core import OWN, ConfigError, Evaluation, ParameterTree, rng
 from fedclade.runs.backend import Backend
 from fedclade.runs.churn import ComingAndGoing
 from fedclade.runs.settings import RunSettings
@@ -28,12 +28,32 @@ class RoundScores:
         The node that each client was served with.
     success
         Share of an adversary's backdoors that work; None without any.
+    without_validation
+        Why clients have sent no scores on validation data, by client.
     """
 
     test: Evaluation | None = None
     validation: Evaluation | None = None
     served: Mapping[int, int] = field(default_factory=dict[int, int])
     success: float | None = None
+    without_validation: Mapping[int, str] = field(default_factory=dict[int, str])
+
+    def check_validation(self, number: int, needs: str) -> None:
+        """Check that a client has sent scores on validation data, if any has sent those on test data.
+
+        Raises
+        ------
+        ConfigError
+            If none has; it names the setting that ``needs`` them, and what the first client says.
+        """
+        if self.test is None or self.validation is not None:
+            return
+        client, why = next(iter(self.without_validation.items()), (None, "there is none"))
+        says = why if client is None else f"client {client}: {why}"
+        raise ConfigError(
+            f"round {number}: {needs} needs scores on validation data, and no client has sent any ({says}); let "
+            "clients have validation data, such as by data.validation_fraction = 0.2, or leave the setting out"
+        )
 
 
 def evaluate_round(
@@ -50,14 +70,18 @@ def evaluate_round(
         models, rows = state.tree.models([leaf.id for leaf in state.tree.leaves])[0], [0] * len(asked)
     test = clients.evaluate(asked, models, rows, "test", **together)
     validation: Evaluation | None = None
+    without_validation: Mapping[int, str] = {}
     if settings.needs_validation:
         found = clients.evaluate(asked, models, rows, "validation", **together)
         validation = found if found.ids else None
+        without_validation = found.left_out
     success: float | None = None
     if (adversaries := backend.adversaries) is not None:
         success = adversaries.attacked(clients, asked, models, rows, together.get("mixture"))
     _warn_of_losses(number, test)
-    return RoundScores(test if test.ids else None, validation, served, success)
+    return RoundScores(
+        test if test.ids else None, validation, served, success=success, without_validation=without_validation
+    )
 
 
 def panel(tree: ParameterTree, ids: Sequence[int], most: int | None, seed: int) -> Sequence[int]:

@@ -23,7 +23,7 @@ from fedclade.runs.store.kept_round import KeptRound
 from fedclade.runs.store.row_table import Block, RowTable
 from fedclade.runs.store.run import FORMAT, Row, Run
 from fedclade.runs.store.similarities import LARGEST_KEPT, SimilarityMatrix
-from fedclade.runs.validation import chosen, metric_named, validation_columns
+from fedclade.runs.validation import chosen, column_of, metric_named, validation_columns
 from fedclade.tasks import SPREAD, FittedTask, cluster_scores, spread
 
 CRITERIA = ("mean_norm", "max_norm", "alpha_cross_max", "gamma_bound", "separation_gap")
@@ -101,6 +101,11 @@ class History:
     def is_evaluated(self) -> bool:
         """Whether clients were evaluated after the last round."""
         return self.metrics[-1]["loss_mean"] is not None
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether clients have been evaluated on validation data in any round."""
+        return any(column_of("loss") in row for row in self.metrics)
 
     def evaluate_last(
         self,

@@ -126,7 +126,7 @@ def _train(
             checkpointer.after_round(training, backend)
             if answer is True and not last:
                 checkpointer.stop(training, backend)
-        if training.stopped is not None:
+        if training.stopped is not None and not training.history.is_evaluated:
             if training.number == restored:
                 clients.stay(training.number, training.state.tree)
             evaluate_last_round(algorithm, backend, clients, training, settings)
@@ -216,6 +216,8 @@ def run_round(
         scores = evaluate_round(algorithm, backend, clients, state, settings, number)
         if scores.test is not None and not training.history.clients:  # once, after the first evaluation
             _warn_of_scores(number, scores.test, [metric.name for metric in backend.task.metrics])
+        if settings.needs_validation and not training.history.has_validation:
+            scores.check_validation(number, settings.needs_validation)
     log = replace(log, events=(*events, *backend.retrying.told()))
     cost = meter.since(before, perf_counter() - start)
     cost |= {} if clients.present is None else {"clients_present": clients.present}
@@ -237,10 +239,8 @@ def _columns_of_adversaries(
 def evaluate_last_round(
     algorithm: Algorithm, backend: Backend, clients: ComingAndGoing, training: TrainingState, settings: RunSettings
 ) -> None:
-    """Evaluate the last round of a run that ends early, unless that was a round to evaluate anyway."""
+    """Evaluate the last round of a run that ends early, which was no round to evaluate."""
     history, number = training.history, training.number
-    if history.is_evaluated:
-        return
     start, before = perf_counter(), backend.meter.readings()
     this_round = Round(number, settings.local, settings.seed, evaluated=True, min_clients=settings.min_clients)
     state = algorithm.tuned(training.state, clients, this_round)
