@@ -33,8 +33,8 @@ def test_a_run_stops_early_keeps_the_best_round_and_does_so_after_an_interruptio
     settings = {"early_stopping": EarlyStopping(patience=2), "keep_best": True, "rounds": 6}
     federated(grid_of(federation_of(FOUR)), CFL_OF_TWO, folder=tmp_path / "whole", **settings)
     for number in (1, 3):
+        grid = grid_of(federation_of(FOUR))
         with pytest.raises(RunInterrupted):
-            grid = grid_of(federation_of(FOUR))
             federated(grid, CFL_OF_TWO, folder=tmp_path / "cut", callbacks=[At(number, True)], **settings)
     run = federated(grid_of(federation_of(FOUR)), CFL_OF_TWO, folder=tmp_path / "cut", **settings)
     assert (run.summary["stopped"]["round"], run.model_round) == (4, 2)
@@ -97,8 +97,8 @@ def test_what_only_clients_keep_cannot_be_brought_back_from_an_earlier_round(alg
 
 
 def interrupted(folder: Path, every: int) -> None:
+    grid = grid_of(federation_of(FOUR))
     with pytest.raises(RunInterrupted):
-        grid = grid_of(federation_of(FOUR))
         federated(grid, CFL_OF_TWO, folder=folder, evaluate_every=every, callbacks=[At(3, True)], rounds=6)
 
 

@@ -125,12 +125,14 @@ class History:
         row = self.metrics[-1]
         number = row["round"]
         self.events += [plain(event.to_row(number)) for event in events]
+        weighted: float | None = None
         if evaluation is not None:
             block = self._client_columns(number, state.tree, evaluation, served)
             self.clients = RowTable.of(self.clients).with_block(block)
-            row = {**row, f"{self.task.metrics[0].name}_weighted": _weighted(evaluation, state.tree)}
+            weighted = _weighted(evaluation, state.tree)
         self.metrics[-1] = {
             **row,
+            f"{self.task.metrics[0].name}_weighted": weighted,
             **self._evaluation_columns(evaluation),
             **validation_columns(self.task.metrics, validation),
             **{name: value + row[name] for name, value in cost.items()},
