@@ -82,7 +82,8 @@ def resume(
         say(new_console(), f"{folder} is finished after {done} rounds; there is nothing to continue")
         return
     if finish and "network" in read_run_config(folder):
-        _finish_and_show(folder, quiet)
+        with reading_folder(trust=trust):
+            _finish_and_show(folder, quiet)
         return
     if "network" in read_run_config(folder):
         raise RunError(

@@ -18,7 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedclade.algorithms import ALGORITHMS
 from fedclade.channel import Budget, check_encoding, check_local
 from fedclade.config import Config, check_config
-from fedclade.core import ConfigError, DataError, check_arguments, importing_only, installed, shown
+from fedclade.core import ConfigError, DataError, UntrustedNameError, check_arguments, importing_only, installed, shown
 from fedclade.data import Federation
 from fedclade.flower.client_app import NodeSettings, app_for, node_settings
 from fedclade.flower.client_handler import ClientHandler
@@ -181,6 +181,8 @@ def finish_run(folder: Path) -> Run:
     try:
         config = check_config({key: value for key, value in noted.items() if key not in ("network", "versions")})
         network, _ = _network(noted["network"])
+    except UntrustedNameError:
+        raise
     except ConfigError as error:
         raise ConfigError(f"{error}\nthe run cannot be finished by its config alone; {then}") from error
     return federate(
