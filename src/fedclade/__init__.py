@@ -92,7 +92,9 @@ from fedclade.data import (
 )
 from fedclade.models import LoRA, build_model, load_adapter
 from fedclade.runs import (
+    FINISH,
     Callback,
+    EarlyStopping,
     EndRecord,
     Newcomers,
     RoundRecord,
@@ -121,6 +123,7 @@ draw_with("fedclade.report")
 __all__ = [
     "APFL",
     "CFL",
+    "FINISH",
     "FLHC",
     "FLUX",
     "IFCA",
@@ -138,6 +141,7 @@ __all__ = [
     "DataError",
     "DifferentialPrivacy",
     "Ditto",
+    "EarlyStopping",
     "EndRecord",
     "EngineError",
     "Evaluation",

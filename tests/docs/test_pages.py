@@ -108,11 +108,11 @@ def test_the_server_of_the_page_on_networks_finds_what_its_python_finds(told: To
     assert [row["client"] for row in rows_of_clients(page.folder / "runs/federation")[-4:]] == [0, 1, 2, 3]
 
 
-def test_the_callback_of_the_page_on_trackers_hears_of_a_split_and_ends_the_run(told: Told):
-    split, end, why = told("docs/track.md").output.splitlines()
+def test_the_callback_of_the_page_on_trackers_hears_of_a_split_and_finishes_the_run(told: Told):
+    split, end, stopped = told("docs/track.md").output.splitlines()
     assert split.startswith("round 3: 0 became {1: (")
-    assert end == "interrupted after 3 rounds"
-    assert why.startswith("interrupted after round 3")
+    assert end == "finished after 3 rounds"
+    assert stopped == "{'round': 3, 'by': 'Follow', 'why': 'on_round returned FINISH'}"
 
 
 def test_the_quick_start_gets_to_a_report_in_under_ten_lines():

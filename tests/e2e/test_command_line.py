@@ -421,6 +421,61 @@ def test_resume_tells_that_a_run_is_finished_and_gives_it_more_rounds(
     assert result == long
 
 
+STOPS = (
+    SMALL.replace("rounds = 2", "rounds = 9\nkeep_best = true\ncheckpoint_every = 1")
+    + """
+[stop]
+patience = 1
+min_delta = 1.0
+"""
+)
+
+
+def test_a_run_that_stops_early_can_be_used_by_every_command(fedclade: Callable[..., Outcome], tmp_path: Path):
+    (tmp_path / "stops.toml").write_text(STOPS)
+    outcome = fedclade("run", "stops.toml", "--out", "bare")
+    assert outcome.code == 2
+    assert "stop.patience = 1 needs validation data of every client" in outcome.err
+    outcome = fedclade("run", "stops.toml", "--out", "result", "--set", "data.validation_fraction=0.2")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "after round 2 of 9: validation_accuracy has not improved in 1 evaluations, since round 1" in outcome.out
+    assert "its models are kept; the last, of round 2, had accuracy" in outcome.out
+    summary = json.loads((tmp_path / "result/summary.json").read_text())
+    assert (summary["rounds"], summary["stopped"]["round"], summary["last"]["round"]) == (2, 2, 2)
+    assert summary["chosen"]["kept"] is True
+    for command in (
+        ("resume", "result"),
+        ("tree", "result"),
+        ("report", "result"),
+        ("export", "result", "--client", "3", "--out", "m.safetensors"),
+        ("compare", "stops.toml", "--seeds", "1", "--out", "both", "--set", "data.validation_fraction=0.2"),
+    ):
+        outcome = fedclade(*command)
+        assert (outcome.code, outcome.err) == (0, ""), command
+    assert json.loads((tmp_path / "both/comparison.json").read_text())
+
+
+def test_an_interrupted_run_is_finished_where_it_stands(
+    fedclade: Callable[..., Outcome], small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    rounds = iter(range(1, 10))
+    with monkeypatch.context() as patched:
+        patched.setattr("fedclade.runs.callbacks._Stop.on_round", lambda *_: next(rounds) == 2)
+        assert fedclade("run", small, "--out", "result", "--set", "rounds=9").code == 130
+    assert (
+        "--finish adds no rounds, and --rounds 12 would"
+        in fedclade("resume", "result", "--finish", "--rounds", "12").err
+    )
+    outcome = fedclade("resume", "result", "--finish")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "after round 2 of 9: finished by hand after an interruption" in outcome.out
+    assert Run.load(tmp_path / "result").summary["rounds"] == 2
+    assert fedclade("export", "result", "--node", "0", "--out", "m.safetensors").code == 0
+    assert fedclade("resume", "result").out == "result is finished after 2 rounds; there is nothing to continue\n"
+    assert "run folder: result" in fedclade("resume", "result", "--rounds", "10").out
+    assert Run.load(tmp_path / "result").summary["rounds"] == 10
+
+
 def test_resume_refuses_what_it_cannot_continue(fedclade: Callable[..., Outcome], small: str, tmp_path: Path):
     outcome = fedclade("resume", "nowhere")
     assert (outcome.code, outcome.err) == (2, "error: nowhere is not a run folder: it has no config.toml\n")
@@ -697,6 +752,18 @@ def test_a_model_of_the_users_own_is_found_where_the_user_stands(
     outcome = fedclade("run", small, "--out", "result", *typo)
     assert "unknown key of [model]: 'witdh'; did you mean 'width'?" in outcome.err
     assert not (tmp_path / "result").exists()
+
+
+def test_the_same_command_takes_over_what_it_left_when_it_was_killed_before_it_wrote_its_config(
+    fedclade: Callable[..., Outcome], small: str, tmp_path: Path
+):
+    (tmp_path / "result").mkdir()
+    (tmp_path / "result" / ".config.toml.writing").write_text("rounds = ")
+    (tmp_path / "result" / ".lock").touch()
+    outcome = fedclade("run", small, "--out", "result", "-q")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert Run.load(tmp_path / "result").summary["rounds"] == 2
+    assert ".config.toml.writing" not in files_in(tmp_path / "result")
 
 
 def test_an_existing_out_is_refused_before_anything_runs(fedclade: Callable[..., Outcome], small: str, tmp_path: Path):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
-from fedclade import Callback, TensorBoardTracker
+from fedclade import Callback, RoundRecord, RunInterrupted, TensorBoardTracker
 from fedclade.cli import main
 from fedclade.core.errors import ConfigError
 from fedclade.flower import LocalGrid, LocalNode, Network, client_app_from_config, server_app_from_config
@@ -20,7 +20,9 @@ from fedclade.flower.from_config import AppSettings, RunConfig
 from fedclade.flower.wire import Content
 from fedclade.runs.store import Run
 from fedclade.runs.store.contents import without_unset
-from tests.flower.grids import hello_to
+from tests.flower.grids import FOUR, federated, hello_to
+from tests.flower.grids import grid_of as small_grid
+from tests.tiny import federation_of
 
 RUN_CONFIG: dict[str, bool | float | int | str] = {
     "rounds": 3,
@@ -149,6 +151,47 @@ def test_the_command_line_does_not_resume_the_run_of_a_network(
     assert code == 2
     assert f"{out} is the run of a network, which only its clients can continue: start its ServerApp again" in said
     assert sorted(out.rglob("*")) == before
+
+
+class Interrupting(Callback):
+    """Interrupts a run after its second round."""
+
+    def on_round(self, record: RoundRecord, /) -> bool:
+        return record.round == 2
+
+
+def test_but_it_finishes_it_without_clients(fedclade: Callable[..., tuple[int, str]], tmp_path: Path):
+    config = {**RUN_CONFIG, "network.out": str(tmp_path / "run"), "rounds": 5, "stop.patience": 4, "keep_best": True}
+    config["data.validation_fraction"] = 0.2
+    with pytest.raises(RunInterrupted):
+        serve(config, None, Interrupting())
+    code, said = fedclade("resume", str(tmp_path / "run"), "--finish")
+    assert (code, "finished by hand after an interruption" in " ".join(said.split())) == (0, True)
+    run = Run.load(tmp_path / "run")
+    assert (run.summary["rounds"], run.config["stop"]["patience"], run.config["keep_best"]) == (2, 4, True)
+    assert fedclade("export", str(tmp_path / "run"), "--client", "1", "--out", str(tmp_path / "m.safetensors"))[0] == 0
+
+
+def test_a_server_app_that_is_started_again_finishes_it(tmp_path: Path):
+    config = {**RUN_CONFIG, "network.out": str(tmp_path / "run"), "evaluate_every": 3}
+    with pytest.raises(RunInterrupted):
+        serve(config, None, Interrupting())
+    serve({**config, "network.finish": True})
+    run = Run.load(tmp_path / "run")
+    assert (run.summary["stopped"]["by"], run.summary["rounds"]) == ("user", 2)
+    assert "finish" not in run.config["network"]
+
+
+def test_the_run_of_an_app_of_one_s_own_is_not_finished_by_its_config(
+    fedclade: Callable[..., tuple[int, str]], tmp_path: Path
+):
+    with pytest.raises(RunInterrupted):
+        federated(small_grid(federation_of(FOUR)), "fedavg", callbacks=[Interrupting()], folder=tmp_path / "run")
+    code, said = fedclade("resume", str(tmp_path / "run"), "--finish")
+    assert code == 2
+    assert (
+        "the run cannot be finished by its config alone; start its ServerApp again with network.finish = true" in said
+    )
 
 
 def test_nor_gives_it_more_rounds(fedclade: Callable[..., tuple[int, str]], folder: Path):

@@ -139,6 +139,17 @@ def test_a_clients_adapter_goes_around_the_base_again(run, pretrained, tmp_path)
     assert module.blocks[0].q.scaling == 8 / 4
 
 
+def test_two_exports_of_an_adapter_are_the_same_bytes_and_leftovers_of_a_killed_one_go(run, tmp_path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / ".adapter.writing").mkdir()
+    (tmp_path / "b" / ".adapter.writing" / "adapter_config.json").write_text("{")
+    for name in ("a", "b", "c"):
+        export_adapter(run, tmp_path / name / "adapter", client=3)
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        assert len({(tmp_path / each / "adapter" / name).read_bytes() for each in ("a", "b", "c")}) == 1
+    assert [path.name for path in (tmp_path / "b").iterdir()] == ["adapter"]
+
+
 def test_so_does_one_that_the_client_keeps(pretrained, federation, tmp_path):
     run = simulate("finetune", pretrained, federation, rounds=1, engine="stacked", **SETTINGS)
     module = load_adapter(export_adapter(run, tmp_path / "adapter", client=3), pretrained)

@@ -28,7 +28,7 @@ from fedclade.core.queries import Round
 from fedclade.core.tree import ParameterTree
 from fedclade.data.federation import Federation
 from fedclade.models import build_model
-from fedclade.runs.rounds import panel
+from fedclade.runs.evaluation import panel
 from tests.tiny import FEATURES, LABELS, federation_of, linear, simulated
 
 TRUTH = [0, 1, 0, 1]

@@ -45,6 +45,16 @@ def test_a_sweep_goes_by_validation_data_and_leaves_a_comparison(tmp_path):
     assert (tmp_path / "s" / "trial-01" / "seed-0" / "summary.json").is_file()
 
 
+def test_trials_may_stop_early_and_keep_their_best_round(tmp_path):
+    config = {**BASE, "keep_best": True, "stop": {"patience": 1, "min_delta": 1.0}}
+    found = sweep(config, {"local.lr": [0.1, 0.3]}, tmp_path / "s", sampler="grid")
+    for row in found.trials:
+        (run,) = found.runs[row.label]
+        assert run.summary["stopped"]["round"] == 2
+        assert row.test == run.summary["chosen"]["test"]["accuracy"] == run.summary["accuracy"]["mean"]
+        assert row.last == run.summary["last"]["test"]["accuracy"]
+
+
 def test_a_run_that_was_interrupted_goes_on(tmp_path):
     rounds = 0
 

@@ -180,6 +180,14 @@ class Algorithm(ABC, Generic[S]):
         """Return the clients that keep a model of their own, and are served with that in place of a node's."""
         return ()
 
+    def tuned(self, state: S, clients: Clients, this_round: Round) -> S:
+        """Return the state after clients have made what they are evaluated with of what :meth:`step` left.
+
+        It is called where a run ends in a round that was not to be evaluated (``this_round.evaluated`` was False), and
+        is evaluated after all: what a step does in evaluated rounds only is then done here. By default that is nothing.
+        """
+        return state
+
     def mixture(self, state: S | None) -> Mixture | None:
         """Return what the leaves' models are together, where all clients are served with all of them; by default None.
 

@@ -144,10 +144,15 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         """Run a round of federated learning in every cluster; then make the models of the clients' own."""
         state, log = self._round(state, cohort, clients, this_round)
         if self.personalize:
-            starts = (ROOT, LEAF) if self.fallback and len(_clusters(state.tree)) > 1 else (LEAF,)
-            keepers = keep_better(state.tree, starts, clients, this_round) if this_round.evaluated else ()
-            state = replace(state, keepers=keepers)
+            state = self.tuned(state, clients, this_round) if this_round.evaluated else replace(state, keepers=())
         return state, log
+
+    def tuned(self, state: ReplicatedState, clients: Clients, this_round: Round) -> ReplicatedState:
+        """Return the state after clients have fine-tuned models of their own, if the method is to have any."""
+        if not self.personalize:
+            return state
+        starts = (ROOT, LEAF) if self.fallback and len(_clusters(state.tree)) > 1 else (LEAF,)
+        return replace(state, keepers=keep_better(state.tree, starts, clients, this_round))
 
     def keepers(self, state: ReplicatedState) -> Sequence[int]:
         """Return the clients that keep a model of their own, and are served with that."""

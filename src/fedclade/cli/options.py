@@ -120,7 +120,7 @@ def target_folder(out: Path | None, name: str, *, resume: bool = False) -> Path:
     if out is not None:
         if resume and (is_finished(out) or is_unfinished(out)):
             raise ConfigError(f"{out} is the folder of a single run, and not of several to go on with; name another")
-        return out if resume else check_free(out)
+        return out if resume else check_free(out, take_over=True)
     target, n = Path("runs") / name, 1
     while target.exists():
         n += 1

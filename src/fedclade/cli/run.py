@@ -54,6 +54,7 @@ def resume(
     folder: Annotated[Path, typer.Argument(help="The folder of a run that was interrupted.")],
     data_dir: options.DataDir = None,
     rounds: Annotated[int | None, typer.Option("--rounds", help="Go on to more rounds than were asked for.")] = None,
+    finish: Annotated[bool, typer.Option("--finish", help="Run no further round; finish the run where it is.")] = False,
     device: options.Device = "auto",
     actors: options.Actors = None,
     actor_cores: options.ActorCores = None,
@@ -68,13 +69,21 @@ def resume(
     """Continue a run from its newest checkpoint; it ends as if it had not been interrupted.
 
     The config is the run's own; the data is looked for as by 'fedclade run'. A finished run can be given more rounds.
+    With --finish, an interrupted run gets none: it is evaluated after the last round that was saved, and its results
+    are written, so that it can be exported, reported and compared.
 
     Example: fedclade resume runs/cfl-mnist-label-swap-seed0 --data-dir DIR
     """
     if not is_finished(folder) and not is_unfinished(folder):
         raise RunError(f"{folder} is not a run folder: it has no {CONFIG}")
+    if finish and rounds is not None:
+        raise ConfigError(f"--finish adds no rounds, and --rounds {rounds} would; leave one of them out")
     if is_finished(folder) and (done := Run.load(folder).summary["rounds"]) >= (rounds or 0):
         say(new_console(), f"{folder} is finished after {done} rounds; there is nothing to continue")
+        return
+    if finish and "network" in read_run_config(folder):
+        with reading_folder(trust=trust):
+            _finish_and_show(folder, quiet)
         return
     if "network" in read_run_config(folder):
         raise RunError(
@@ -92,7 +101,19 @@ def resume(
         options.check_machine(device, memory)
         on = options.actors_of(actors, actor_cores, ray_address)
         of_dashboard = port if dashboard else None
-        _run_and_show(config, folder, folder.name, data_dir, device, on, memory, of_dashboard, callbacks, quiet)
+        of_run = config, folder, folder.name, data_dir, device, on, memory, of_dashboard, callbacks, quiet
+        _run_and_show(*of_run, finish=finish)
+
+
+def _finish_and_show(folder: Path, quiet: bool) -> None:
+    """Finish the run of a network on its server, without clients; print what came out."""
+    from fedclade.flower.from_config import finish_run  # an extra
+
+    run, console = finish_run(folder), new_console()
+    add_figures(run, folder, console)
+    if not quiet:
+        show_run(run, console)
+    say(console, f"run folder: {folder}")
 
 
 def _run_and_show(
@@ -106,6 +127,8 @@ def _run_and_show(
     port: int | None,
     callbacks: list[Callback],
     quiet: bool,
+    *,
+    finish: bool = False,
 ) -> None:
     """Run a config in a folder, from where it stands, with a dashboard if it has a port; print what came out."""
 
@@ -133,6 +156,7 @@ def _run_and_show(
             on_round=progress.start(name, rounds),
             folder=folder,
             stop=stop,
+            finish=finish,
         )
     add_figures(run, folder, console)
     if not quiet:

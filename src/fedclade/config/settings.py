@@ -16,7 +16,7 @@ from fedclade.config.toml_files import Section
 from fedclade.core import Aggregation, DataSpec, LocalTraining, require
 from fedclade.data import Federation
 from fedclade.models import PARTS, Parts
-from fedclade.runs import Callback, Churn, Every, OnRound, Run, RunSettings, Stream, module_for, simulate
+from fedclade.runs import Callback, Churn, EarlyStopping, Every, OnRound, Run, RunSettings, Stream, module_for, simulate
 from fedclade.tasks import Task, build_task
 from fedclade.training import Actors
 
@@ -31,6 +31,7 @@ class TopLevel:
     evaluate_every: int = 1
     evaluate_clients: int | None = None
     evaluate_validation: bool = False
+    keep_best: bool = False
     min_clients: int = 1
     engine: str = "auto"
     stream: Stream = "auto"
@@ -84,6 +85,30 @@ class Privacy:
         return mechanism_of(asdict(self))
 
 
+@dataclass(frozen=True, kw_only=True)
+class StopSection:
+    """The ``[stop]`` section: when to finish a run before its last round; see :class:`fedclade.EarlyStopping`."""
+
+    patience: int | None = None
+    metric: str | None = None
+    min_delta: float = EarlyStopping.min_delta
+    start_round: int = EarlyStopping.start_round
+
+    def __post_init__(self) -> None:
+        others = {name: value for name, value in asdict(self).items() if name != "patience"}
+        is_set = others != {name: getattr(EarlyStopping, name) for name in others}
+        rule = "a number of evaluations, where the section has other keys"
+        require(("stop.patience", self.patience, self.patience is not None or not is_set, rule))
+        _ = self.early_stopping
+
+    @property
+    def early_stopping(self) -> EarlyStopping | None:
+        """The callback; None without a patience."""
+        if self.patience is None:
+            return None
+        return EarlyStopping(self.metric, self.patience, self.min_delta, start_round=self.start_round)
+
+
 LATER_OF_PRIVACY = ("model", "signature_noise", "signature_epsilon", "level", "min_cluster_size")
 """Keys of ``[privacy]`` that runs of earlier versions do not note."""
 
@@ -129,6 +154,7 @@ FIXED: Mapping[str, type[Any]] = {
     "presence": Presence,
     "adversary": Adversary,
     "aggregate": Aggregation,
+    "stop": StopSection,
 }
 """Sections of fixed keys; those of the others depend on ``name``."""
 
@@ -153,6 +179,7 @@ class Config:
     presence: Presence
     adversary: Adversary
     aggregate: Aggregation
+    stop: StopSection
 
     def as_dict(self) -> Section:
         """Return the config as a TOML file has it."""
@@ -165,6 +192,8 @@ class Config:
             del sections["aggregate"]
         if self.adversary == Adversary():
             del sections["adversary"]
+        if self.stop == StopSection():
+            del sections["stop"]
         if not self.newcomers.without_labels:  # which earlier versions did not know
             del sections["newcomers"]["without_labels"]
         top = sections.pop("top")
@@ -175,6 +204,8 @@ class Config:
         }
         if not self.top.evaluate_validation:  # which earlier versions did not know
             del top["evaluate_validation"]
+        if not self.top.keep_best:
+            del top["keep_best"]
         return {**top, **sections}
 
     @property
@@ -189,6 +220,7 @@ class Config:
         """Those settings that do not depend on where the clients are."""
         return RunSettings(
             **self.top.shared,
+            early_stopping=self.stop.early_stopping,
             local=self.local,
             freeze=self.parts.freeze,
             personal=self.parts.personal,
@@ -219,6 +251,7 @@ class Config:
         on_round: OnRound | None = None,
         folder: Path | None = None,
         stop: Callable[[], bool] | None = None,
+        finish: bool = False,
         progress: bool | None = None,
     ) -> Run:
         """Run it over a federation; see :func:`fedclade.simulate` for the rest, and for what it raises."""
@@ -239,6 +272,7 @@ class Config:
             config=self.as_dict(),
             folder=folder,
             stop=stop,
+            finish=finish,
             progress=progress,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import stat
@@ -95,7 +96,10 @@ def write_text(path: Path, text: str) -> None:
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str] | None = None, *, private: bool = False
 ) -> None:
-    """Write tensors that share no memory as a new safetensors file, which only its owner may read if ``private``."""
+    """Write tensors that share no memory as a new safetensors file, which only its owner may read if ``private``.
+
+    The same tensors and ``header`` give the same bytes.
+    """
     path.touch(OWNER_ONLY if private else 0o666)
     mode = stat.S_IMODE(path.stat().st_mode)
     try:
@@ -103,6 +107,25 @@ def write_tensors(
     except SafetensorError as error:
         raise OSError(str(error)) from error
     path.chmod(mode)  # which safetensors makes private
+    if header is not None and len(header) > 1:
+        _sort_header(path)
+
+
+def _sort_header(path: Path) -> None:
+    """Put the metadata in a safetensors file in order: safetensors writes it in the order of a randomized hash map.
+
+    The offsets of tensors count from the end of the header, so the header must keep its length. It does: only the order
+    of its entries changes.
+    """
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        text = text.ljust(length)  # a header may end in spaces, and does
+        if len(text) == length:
+            file.seek(8)
+            file.write(text)
 
 
 def sha256_of(path: Path) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedclade.algorithms import Algorithm, State
 from fedclade.channel import Channel
-from fedclade.core import Clients, Disconnected, Event, Reconnected, Refused, Round
+from fedclade.core import Clients, Disconnected, Event, ParameterTree, Reconnected, Refused, Round, UpdateError
 from fedclade.flower.node_registry import NodeRegistry
 from fedclade.runs import ComingAndGoing
 
@@ -44,3 +44,11 @@ class ConnectedClients(Channel, ComingAndGoing):
             state, joined = algorithm.join(state, new, self, this_round)
             events += joined
         return state, events
+
+    def stay(self, number: int, tree: ParameterTree) -> None:
+        """See which clients are connected, of those that are in the run; wait for one if none is."""
+        if not self._registry.wait_for_any(self._wait):
+            raise UpdateError(
+                f"round {number}, the last, was not evaluated, and no client is connected within {self._wait:g} s; "
+                "start the SuperNodes and the ServerApp, with network.finish = true"
+            )

@@ -52,6 +52,7 @@ from fedclade.runs import (
     RunSettings,
     decide_stream,
     initial_models,
+    metric_named,
     model_name,
     run_rounds,
     settings_from,
@@ -160,6 +161,7 @@ def federate(
     on_round: OnRound | None = None,
     config: Mapping[str, Any] | None = None,
     folder: str | Path | None = None,
+    finish: bool = False,
     **options: Unpack[RunOptions],
 ) -> Run:
     """Run a federated algorithm over the clients of a grid, by the same round loop as :func:`fedclade.simulate`.
@@ -179,7 +181,7 @@ def federate(
         Rounds, seed, local training and whatever else does not depend on where clients are.
     network
         How many clients to wait for, how long, and their limits.
-    callbacks, on_round, config, folder
+    callbacks, on_round, config, folder, finish
         See :func:`fedclade.simulate`.
     **options
         Single fields of :class:`~fedclade.RunSettings`, such as ``rounds=40, seed=1``; they win over ``settings``.
@@ -200,9 +202,9 @@ def federate(
     RunError, CheckpointError
         If the folder holds something else or damaged, or cannot be written.
     """
-    settings, network = settings_from(settings, options), network or Network()
+    settings, network = settings_from(settings, options, callbacks), network or Network()
     check_local(settings.privacy)
-    following = Callbacks(callbacks, on_round)
+    following = Callbacks(settings.followed_by(callbacks), on_round)
     path = None if folder is None else Path(folder)
     exchange = Exchange(grid, meter := Meter(), network.deadline)
     registry = _registry(exchange, network, path)
@@ -222,6 +224,7 @@ def federate(
         check_sums(settings, algorithm)
     task = settings.task.of(joined.schema)
     registry.check_task(task.described)
+    metric_named(task.metrics, settings.chosen_by, "stop.metric")
     target = target_of(settings, task)
     name, model = _known(model, joined.schema, settings.seed)
     module, initial = initial_models(model, joined.schema, settings.seed, algorithm, parts=settings.parts)
@@ -234,11 +237,14 @@ def federate(
         )
     data = {"name": joined.schema.data, "description": joined.description}
     config = config or settings.as_config(algorithm, task, "auto", data=data, model=name)
-    config = {"network": network.described, **config}
-    checkpointer = Checkpointer(path, config, settings.checkpoint_every, lambda: _fingerprint(joined.schema, layout))
+    config = {"network": network.described, **config, **settings.stopping_noted}
+    _check_keeps_best(settings, algorithm, layout)
+    every, fingerprint = settings.checkpoint_every, lambda: _fingerprint(joined.schema, layout)
+    checkpointer = Checkpointer(path, config, every, fingerprint, finish=finish)
     if (finished := checkpointer.finished()) is not None:
         return finished
-    registry.wait(network.clients, network.wait)  # also for those of the folder, which need not be back yet
+    if not finish:
+        registry.wait(network.clients, network.wait)  # also for those of the folder, which need not be back yet
     settings, device, _ = checkpointer.resumed(settings, "cpu")
     budget = default_memory(torch.device(device)) if settings.memory is None else memory_bytes(settings.memory)
     is_secure, size = network.secure_aggregation, len(joined) * layout.size * initial.itemsize
@@ -265,14 +271,14 @@ def federate(
     streaming = Streaming() if streams else None
     arrival = server_side(retrying, compared, streaming, limiting, settings.aggregate)
     middleware = [Timing(meter), *([retrying] if is_secure else arrival)]
-    if registry.secret:
+    if registry.secret and not finish:
         drawn = drawn_by_clients(grid_clients, algorithm.initial_models)  # those of the server's seed are no secret
         initial = drawn[0] if algorithm.initial_models == 1 else drawn
     clients = ConnectedClients(Channel(grid_clients, *middleware), registry, path, network.wait)
     of_run = meter, retrying, None, sketch, streams, device, budget, task, None, settings.parts.common_entries(module)
     smallest = 1 if by_example else smallest_batch_for(module, layout.full, joined.schema)
     backend = Backend(clients, initial, grid_clients, *of_run, smallest_batch=smallest)
-    history = History(joined, task, target, least=settings.min_cluster_size)
+    history = History(joined, task, target, least=settings.min_cluster_size, chosen_by=settings.chosen_by)
     # Models reveal something of the clients' data, and the machine may have other users.
     with checkpointer, owner_only(), float32_products(False):
         return run_rounds(algorithm, backend, clients, checkpointer, history, settings, following)
@@ -287,6 +293,25 @@ def _registry(exchange: Exchange, network: Network, folder: Path | None) -> Node
     if not registry.settled:
         registry.wait(network.clients, network.wait)
     return registry
+
+
+def _check_keeps_best(settings: RunSettings, algorithm: Algorithm, layout: Layout) -> None:
+    """Check that the server has all models of a round, if the run is to keep the best; a ConfigError if not."""
+    if not settings.keep_best:
+        return
+    name = type(algorithm).__name__
+    if layout.personal:
+        what = f"a part of their model (model.personal = {settings.personal!r})"
+    elif type(algorithm).keepers is not Algorithm.keepers and getattr(algorithm, "personalize", True):
+        what = f"models of their own with {name}"
+    elif algorithm.mixture(None) is not None:
+        what = f"the weights of their mixture with {name}"
+    else:
+        return
+    raise ConfigError(
+        f"keep_best = true: over a network clients keep {what}, and keep it as it is after their last round; the "
+        "server cannot bring that of an earlier round back. Leave keep_best out, or run a simulation"
+    )
 
 
 def _built(algorithm: Algorithm | str | MakeAlgorithm, truth: Mapping[int, int] | None) -> Algorithm:

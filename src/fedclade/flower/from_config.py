@@ -18,14 +18,14 @@ from flwr.serverapp import Grid, ServerApp
 from fedclade.algorithms import ALGORITHMS
 from fedclade.channel import Budget, check_encoding, check_local
 from fedclade.config import Config, check_config
-from fedclade.core import ConfigError, DataError, check_arguments, importing_only, installed, shown
+from fedclade.core import ConfigError, DataError, UntrustedNameError, check_arguments, importing_only, installed, shown
 from fedclade.data import Federation
 from fedclade.flower.client_app import NodeSettings, app_for, node_settings
 from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.federate import ModelFor, Network, federate
 from fedclade.flower.server_app import app_of, print_round
 from fedclade.models import Preset
-from fedclade.runs import Callback, Run
+from fedclade.runs import Callback, Run, read_run_config
 from fedclade.training import REMOTE, choose_device
 
 SIMULATED = ("faults", "newcomers", "presence", "adversary")
@@ -43,6 +43,9 @@ LISTS = (
 )
 """Lists of a config, which a run config has as strings with commas, as it holds no lists."""
 
+AT_ONCE = 1e-3
+"""Seconds to wait for clients where there are none."""
+
 UserConfig = Mapping[str, bool | float | int | str]  # Flower's: values by section.key
 
 
@@ -52,6 +55,7 @@ class AppSettings:
 
     out: str = "runs/federation"  # the run folder, as the server sees it; started again with the same, a run goes on
     encoding: str = "float32"  # how updates travel: float32, float16 or int8
+    finish: bool = False  # run no further round, but finish the run in the folder where it stands
 
     def __post_init__(self) -> None:
         check_encoding(self.encoding)
@@ -97,7 +101,8 @@ class RunConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the config with every default filled in, as a run folder has it."""
-        return {**self.config.as_dict(), "network": {**self.network.described, **asdict(self.apps)}}
+        apps = {name: value for name, value in asdict(self.apps).items() if name != "finish"}
+        return {**self.config.as_dict(), "network": {**self.network.described, **apps}}
 
 
 def _listed(key: str, value: object) -> object:
@@ -150,10 +155,46 @@ def server_app_from_config(callbacks: Sequence[Callback] = ()) -> ServerApp:
             on_round=print_round,
             config=read.as_dict(),
             folder=folder,
+            finish=read.apps.finish,
         )
         return run, folder
 
     return app_of(run)
+
+
+def finish_run(folder: Path) -> Run:
+    """Finish the unfinished run of a server where it stands, on the server alone.
+
+    Raises
+    ------
+    ConfigError
+        If the run was not begun by :func:`server_app_from_config`.
+    UpdateError
+        If its last round was not evaluated: that takes clients.
+    RunError, CheckpointError
+        If the folder is damaged or has no checkpoint.
+    """
+    from fedclade.flower.local_grid import LocalGrid  # made of parts of Flower that no app needs
+
+    noted = read_run_config(folder)
+    then = "start its ServerApp again with network.finish = true, or finish = True in Python"
+    try:
+        config = check_config({key: value for key, value in noted.items() if key not in ("network", "versions")})
+        network, _ = _network(noted["network"])
+    except UntrustedNameError:
+        raise
+    except ConfigError as error:
+        raise ConfigError(f"{error}\nthe run cannot be finished by its config alone; {then}") from error
+    return federate(
+        LocalGrid({}),
+        config.built_algorithm,
+        ModelFor(config.built_model, config.model["name"]),
+        config.settings,
+        network=replace(network, wait=AT_ONCE),
+        config=config.as_dict(),
+        folder=folder,
+        finish=True,
+    )
 
 
 def client_app_from_config(imports: Sequence[str] = ()) -> ClientApp:

@@ -17,7 +17,6 @@ from fedclade.report.comparison_figures import comparison_figure
 from fedclade.report.comparison_files import ComparisonFiles, csv_table, markdown_table
 from fedclade.report.estimates import (
     BASELINES,
-    CHOSEN,
     DISPENSABLE,
     NUMBERS,
     SCORED,
@@ -27,6 +26,7 @@ from fedclade.report.estimates import (
     all_columns,
     chosen_heading,
     honest_heading,
+    note_of_chosen,
 )
 from fedclade.report.formats import count
 from fedclade.report.plots import comparison_plot
@@ -244,8 +244,7 @@ class Comparison(ComparisonFiles):
     def note(self) -> str:
         """What stands below the table."""
         note = f"{self._data}. ±: 95 % interval of the mean over seeds. Gap closed: 0 is FedAvg, 1 the oracle."
-        if any(row.chosen is not None for row in self.rows):
-            note += f" {CHOSEN}"
+        note = f"{note} {note_of_chosen(self._summaries)}".rstrip()
         if any(row.counts for row in self.rows):
             note += f" {SCORED}"
         return note

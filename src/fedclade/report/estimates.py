@@ -14,7 +14,7 @@ BASELINES = ("fedavg", "local", "oracle")
 """Algorithms that others are measured by."""
 
 CHOSEN = "Chosen round: the test score of the round that is best on validation data; all else is of the last round."
-"""What a table says of the round that validation data chose."""
+KEPT = "Chosen round: the round that is best on validation data; where runs keep its models, all else is of it as well."
 
 SCORED = "(18 of 20), say: the clients with a score; it is undefined for the test data of the others."
 """What a table says of means over some of the clients."""
@@ -30,6 +30,14 @@ NUMBERS: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
     "seconds": lambda s: s["seconds"]["total"],
 }
 """Where numbers of a row besides scores stand in ``summary.json``. The gap closed is not: it takes other runs."""
+
+
+def note_of_chosen(summaries: Iterable[Mapping[str, Any]]) -> str:
+    """Return what a table says of the round that validation data chose; nothing where no run has one."""
+    chosen = [summary["chosen"] for summary in summaries if "chosen" in summary]
+    if not chosen:
+        return ""
+    return KEPT if any(each.get("kept") for each in chosen) else CHOSEN
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,11 @@ class RunView:
         return self.run.summary["rounds"]
 
     @property
+    def model_round(self) -> int:
+        """The round that the tree and its models are of."""
+        return self.run.model_round
+
+    @property
     def score(self) -> Score:
         """What clients are scored by."""
         return self.outcome.score

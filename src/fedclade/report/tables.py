@@ -81,7 +81,7 @@ def tree_view(tree: ParameterTree, run: Run | None = None) -> Tree:
     The run has the clients' names, the clusters' scores and, where it is known, the truth; without it, the tree shows
     what it knows itself.
     """
-    last_round, outcome = (None, None) if run is None else (run.summary["rounds"], Outcome.of(run))
+    last_round, outcome = (None, None) if run is None else (run.model_round, Outcome.of(run))
     root = tree.nodes[0]
     view = Tree(_node_text(root, tree, last_round, outcome), guide_style="dim")
     pending = [(root, view, 0)]
@@ -100,6 +100,8 @@ def facts(run: Run) -> Iterator[tuple[str, str]]:
     s = run.summary
     clusters, seconds = s["clusters"], s["seconds"]
     yield "model", f"{s['model']}, {count(s['rounds'], 'round')} on {s['device']}"
+    if stopped := s.get("stopped"):
+        yield "stopped", f"after round {stopped['round']} of {run.config.get('rounds')}: {stopped['why']}"
     if personal := queries.personal_part(run):
         yield "personal", f"{shortened(personal.names)}: {personal.numbers} of each client's model stay there"
     for score in Score.all_of(s):
@@ -115,6 +117,9 @@ def facts(run: Run) -> Iterator[tuple[str, str]]:
         yield "chosen", f"{of_round}: {counts.label} {counts.text(counts.of_chosen(s, 'validation'))} there"
         tested = [f"{each.label} {each.text(each.of_chosen(s))}" for each in Score.all_of(s)]
         yield "", f"on test data {', '.join(tested)}"
+        if last := s.get("last"):
+            score = counts.text(last["test"].get(counts.name))
+            yield "", f"its models are kept; the last, of round {last['round']}, had {counts.label} {score}"
     known = "" if clusters["true"] is None else f", {clusters['true']} true"
     yield "clusters", f"{clusters['found']} found{known}; sizes {shortened([str(n) for n in clusters['sizes']])}"
     if clusters["ari"] is not None:

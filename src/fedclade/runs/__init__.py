@@ -8,12 +8,14 @@ from fedclade.runs.backend import Backend, fitted_task
 from fedclade.runs.callbacks import Callback, Callbacks, EndRecord, OnRound, RoundRecord, SplitRecord
 from fedclade.runs.checkpointer import Checkpointer
 from fedclade.runs.churn import Churn, ComingAndGoing
+from fedclade.runs.early_stopping import EarlyStopping
 from fedclade.runs.history import History, counting, version_of, versions
 from fedclade.runs.models import Maker, initial_models, model_name, module_for
 from fedclade.runs.newcomers import assign
 from fedclade.runs.rounds import run_rounds
 from fedclade.runs.settings import Every, RunOptions, RunSettings, Stream, settings_from
 from fedclade.runs.simulation import simulate
+from fedclade.runs.stopping import FINISH, Stopped
 from fedclade.runs.store import Run, export_adapter, export_model, load_export
 from fedclade.runs.store.config_file import CONFIG, read_run_config
 from fedclade.runs.store.contents import data_frame, without_unset
@@ -23,16 +25,18 @@ from fedclade.runs.store.run import Row, check_free, is_finished, is_unfinished
 from fedclade.runs.store.similarities import SimilarityMatrix
 from fedclade.runs.stream import decide_stream
 from fedclade.runs.targets import target_of
-from fedclade.runs.validation import check_validation, chosen_round, column_of
+from fedclade.runs.validation import check_validation, chosen_round, column_of, metric_named
 
 __all__ = [
     "CONFIG",
+    "FINISH",
     "Backend",
     "Callback",
     "Callbacks",
     "Checkpointer",
     "Churn",
     "ComingAndGoing",
+    "EarlyStopping",
     "EndRecord",
     "Every",
     "History",
@@ -46,6 +50,7 @@ __all__ = [
     "RunSettings",
     "SimilarityMatrix",
     "SplitRecord",
+    "Stopped",
     "Stream",
     "assign",
     "check_free",
@@ -63,6 +68,7 @@ __all__ = [
     "is_finished",
     "is_unfinished",
     "load_export",
+    "metric_named",
     "model_name",
     "module_for",
     "read_newcomers",

@@ -10,13 +10,18 @@ from typing import Any, Literal
 
 from fedclade.core import ConfigError, Event, FedcladeError, ParameterTree, RunInterrupted, shown
 from fedclade.runs.splits import splits_of
+from fedclade.runs.stopping import FINISH, Finish, Stopped
 from fedclade.runs.store import Run
 from fedclade.runs.store.run import Row
+from fedclade.tasks import Metric
 
 _log = logging.getLogger(__name__)
 
 OnRound = Callable[[Row, ParameterTree], object]
-"""The simple form of a callback: a function of a round's metrics and the tree."""
+"""The simple form of a callback: a function of a round's metrics and the tree; it may return FINISH."""
+
+Stop = Callable[[], bool | Finish]
+"""Returns whether to interrupt a run; or FINISH, to finish it."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -45,6 +50,10 @@ class RoundRecord(_Record):
         Whether no round follows.
     so_far
         Returns the run of the rounds so far, or None before the first evaluation; to be called before the next round.
+    rows
+        The metrics of all rounds so far, those of a run that is continued among them. The last is ``metrics``.
+    scored_by
+        The metrics of the task; the first counts.
     """
 
     round: int
@@ -53,6 +62,8 @@ class RoundRecord(_Record):
     events: tuple[Event, ...]
     last: bool
     so_far: Callable[[], Run | None]
+    rows: Sequence[Row] = ()
+    scored_by: Sequence[Metric] = ()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -125,8 +136,20 @@ class Callback:
         later, or join one, are no split.
         """
 
-    def on_round(self, record: RoundRecord, /) -> bool | None:
-        """Hear what a round came to; return True to end the run here, after a checkpoint is saved."""
+    def on_round(self, record: RoundRecord, /) -> bool | Finish | None:
+        """Hear what a round came to; return what is to become of the run.
+
+        Returns
+        -------
+        bool or FINISH or None
+            :data:`fedclade.FINISH` to finish the run after this round: it is evaluated, and its results are written as
+            after the last round. True to interrupt it: a checkpoint is saved, and :class:`~fedclade.RunInterrupted`
+            raised; the run is unfinished and can be continued. Anything else to go on. FINISH wins over True.
+        """
+
+    def reason(self, record: RoundRecord, /) -> str:
+        """Return why the run is to finish, for ``summary.json``; called if :meth:`on_round` has returned FINISH."""
+        return "on_round returned FINISH"
 
     def on_end(self, record: EndRecord, /) -> None:
         """Hear how the run ended; of a run that has begun, always."""
@@ -149,10 +172,7 @@ class Callbacks:
     """
 
     def __init__(
-        self,
-        callbacks: Sequence[Callback] = (),
-        on_round: OnRound | None = None,
-        stop: Callable[[], bool] | None = None,
+        self, callbacks: Sequence[Callback] = (), on_round: OnRound | None = None, stop: Stop | None = None
     ) -> None:
         for each in callbacks:
             if not isinstance(each, Callback):  # pyright: ignore[reportUnnecessaryIsInstance]  (users give it)
@@ -177,9 +197,14 @@ class Callbacks:
         for place, callback in enumerate(self._all):
             self._call(place, "on_split", callback.on_split, record)
 
-    def round(self, record: RoundRecord) -> bool:
-        """Tell of a round; return whether the run is to end."""
+    def round(self, record: RoundRecord) -> bool | Stopped:
+        """Tell of a round; return why the run is to be finished, or else whether it is to be interrupted."""
         asked = [self._call(place, "on_round", each.on_round, record) for place, each in enumerate(self._all)]
+        for place, answer in enumerate(asked):
+            if answer is FINISH:
+                why = self._call(place, "reason", self._all[place].reason, record)
+                by = self._name(place, "on_round").removesuffix(".on_round")
+                return Stopped(record.round, by, str(why or "on_round returned FINISH"))
         return any(answer is True for answer in asked)
 
     def end(self, record: EndRecord) -> None:
@@ -228,19 +253,26 @@ class Following:
         Returns the run's, of which some is only known once clients have trained.
     folder
         The run's.
-    so_far
+    so_far, scored_by
         See :class:`RoundRecord`.
+    rows
+        Returns those of a record.
     """
 
     callbacks: Callbacks
     config: Callable[[], Mapping[str, Any]]
     folder: Path | None
     so_far: Callable[[], Run | None]
+    rows: Callable[[], Sequence[Row]] = tuple[Row, ...]
+    scored_by: Sequence[Metric] = ()
 
     def round(
         self, before: ParameterTree, after: ParameterTree, metrics: Row, events: tuple[Event, ...], *, last: bool
-    ) -> bool:
-        """Tell of a round, and of the splits in it, given the tree before and after; return whether to end the run."""
+    ) -> bool | Stopped:
+        """Tell of a round, and of the splits in it, given the tree before and after.
+
+        Return why the run is to be finished, or else whether it is to be interrupted.
+        """
         if not self.callbacks:
             return False
         number, config = metrics["round"], self.config()
@@ -258,6 +290,8 @@ class Following:
                 events=events,
                 last=last,
                 so_far=self.so_far,
+                rows=self.rows(),
+                scored_by=self.scored_by,
             )
         )
 
@@ -280,15 +314,18 @@ class _OnRound(Callback):
     def __init__(self, function: OnRound) -> None:
         self._function = function
 
-    def on_round(self, record: RoundRecord, /) -> None:
-        self._function(record.metrics, record.tree)
+    def on_round(self, record: RoundRecord, /) -> Finish | None:
+        return FINISH if self._function(record.metrics, record.tree) is FINISH else None
 
 
 class _Stop(Callback):
     """Ends the run when a function says so, which is called after every round but the last."""
 
-    def __init__(self, function: Callable[[], bool]) -> None:
+    def __init__(self, function: Stop) -> None:
         self._function = function
 
-    def on_round(self, record: RoundRecord, /) -> bool:
-        return not record.last and bool(self._function())
+    def on_round(self, record: RoundRecord, /) -> bool | Finish:
+        if record.last:
+            return False
+        answer = self._function()
+        return FINISH if answer is FINISH else bool(answer)

@@ -17,7 +17,8 @@ from fedclade.core import CheckpointError, ConfigError, RunInterrupted, remove
 from fedclade.runs.backend import Backend
 from fedclade.runs.history import History, versions
 from fedclade.runs.settings import Every, RunSettings
-from fedclade.runs.store import Checkpoint, Run, RunFolder
+from fedclade.runs.stopping import Stopped
+from fedclade.runs.store import Checkpoint, KeptRound, Run, RunFolder
 from fedclade.runs.store.contents import TO_NOTE, plain
 from fedclade.runs.store.shape import check_shape
 
@@ -37,6 +38,8 @@ class TrainingState:
     number: int  #: of the last finished round; 0 before the first
     state: State  #: after it
     history: History  #: of all rounds up to it
+    stopped: Stopped | None = None  #: why it is to be finished after that round, if it is
+    best: KeptRound | None = None  #: the round that is kept so far, in a run that keeps the best
 
 
 class CheckpointPolicy:
@@ -82,19 +85,27 @@ class Checkpointer:
         See :class:`CheckpointPolicy`.
     fingerprint
         Returns that of the data, see :attr:`Federation.fingerprint <fedclade.data.Federation.fingerprint>`.
+    finish
+        Whether the run in the folder is to be finished where it stands, without another round.
 
     Raises
     ------
     ConfigError
-        If the config is not that of a whole run.
+        If the config is not that of a whole run, or there is to be finished what has no folder.
     RunError
         If the folder holds something else, or a run of another config.
     CheckpointError
-        If it holds checkpoints, and none can be used.
+        If it holds checkpoints, and none can be used, or a run is to be finished that has no checkpoint.
     """
 
     def __init__(
-        self, folder: str | Path | None, config: Mapping[str, Any], every: Every, fingerprint: Callable[[], str]
+        self,
+        folder: str | Path | None,
+        config: Mapping[str, Any],
+        every: Every,
+        fingerprint: Callable[[], str],
+        *,
+        finish: bool = False,
     ) -> None:
         self._folder = None if folder is None else RunFolder(Path(folder))
         self.config = config = plain(config)
@@ -111,6 +122,11 @@ class Checkpointer:
             self._folder.check(config)
             if not self._folder.holds_all(config):
                 self._found = self._folder.newest(config, fingerprint())
+        self._finish = finish
+        if finish and self._folder is None:
+            raise ConfigError("finish = True finishes the run that is in a folder, and none is given; name it: folder=")
+        if finish and self._found is None and self.finished() is None:
+            raise CheckpointError(f"{folder} has no checkpoint, so no round of a run can be finished there")
 
     def __enter__(self) -> Self:
         return self
@@ -177,7 +193,13 @@ class Checkpointer:
             backend.store.load(found.stores)
         self._saved = found.round
         history = replace(history, **found.rows, similarities={s.node: s for s in found.similarities})
-        return TrainingState(found.round, algorithm.state_type.from_tensors(found.tree, found.memory), history)
+        state = algorithm.state_type.from_tensors(found.tree, found.memory)
+        # Of a run that is now given more rounds, its callbacks decide again.
+        is_longer = self.config["rounds"] > found.config["rounds"]
+        stopped = None if found.stopped is None or is_longer else Stopped(**found.stopped)
+        if self._finish and stopped is None and found.round < self.config["rounds"]:
+            stopped = Stopped(found.round, "user", "finished by hand after an interruption")
+        return TrainingState(found.round, state, history, stopped, found.best)
 
     def begin(self) -> None:
         """Make the folder, if it is not there yet, and keep other processes from writing to it."""
@@ -231,6 +253,8 @@ class Checkpointer:
             rows={name: getattr(history, name) for name in ("metrics", "clusters", "clients", "events")},
             similarities=tuple(history.similarities.values()),
             stores={} if backend.store is None else backend.store.tensors(),
+            stopped=None if training.stopped is None else training.stopped.as_dict(),
+            best=training.best,
         )
 
 

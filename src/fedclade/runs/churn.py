@@ -36,6 +36,12 @@ class ComingAndGoing(Clients):
     def begin(self, algorithm: Algorithm, state: State, this_round: Round) -> tuple[State, list[Event]]:
         """Begin a round: let clients come and go; return the next state and the events of that."""
 
+    def stay(self, number: int, tree: ParameterTree) -> None:
+        """Be the clients of a round that is over, with its tree, so that they can be evaluated after it.
+
+        It changes nothing but in a run that is continued, whose clients have not had the round in this process.
+        """
+
     @property
     def present(self) -> int | None:
         """How many are there in the round; None where that is not known beforehand."""
@@ -235,6 +241,10 @@ class ChurningClients(Channel, ComingAndGoing):
             state, more = algorithm.join(state, joined, self, this_round)
             events += more
         return state, events
+
+    def stay(self, number: int, tree: ParameterTree) -> None:
+        """Be the clients of a round that is over."""
+        self._at(number, tree)
 
     @property
     def reachable(self) -> Sequence[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from math import isfinite, isnan
@@ -14,14 +14,16 @@ import numpy as np
 
 from fedclade.algorithms import RoundLog, State
 from fedclade.clustering import SplitCriteria, separation_gap
-from fedclade.core import ClientRegistry, DataSpec, Evaluation, Layout, ParameterTree
+from fedclade.core import ClientRegistry, DataSpec, Evaluation, Event, Layout, ParameterTree
 from fedclade.runs.adversaries import Adversaries
 from fedclade.runs.spending import spent
+from fedclade.runs.stopping import Stopped
 from fedclade.runs.store.contents import plain
+from fedclade.runs.store.kept_round import KeptRound
 from fedclade.runs.store.row_table import Block, RowTable
 from fedclade.runs.store.run import FORMAT, Row, Run
 from fedclade.runs.store.similarities import LARGEST_KEPT, SimilarityMatrix
-from fedclade.runs.validation import chosen, validation_columns
+from fedclade.runs.validation import chosen, column_of, metric_named, validation_columns
 from fedclade.tasks import SPREAD, FittedTask, cluster_scores, spread
 
 CRITERIA = ("mean_norm", "max_norm", "alpha_cross_max", "gamma_bound", "separation_gap")
@@ -42,6 +44,7 @@ class History:
     clients: Sequence[Row] = field(default_factory=RowTable)
     events: list[Row] = field(default_factory=list[Row])
     similarities: dict[int, SimilarityMatrix] = field(default_factory=dict[int, SimilarityMatrix])
+    chosen_by: str | None = None  # the metric that chooses a round by validation data; the first of the task
 
     def add(
         self,
@@ -94,24 +97,97 @@ class History:
         self.metrics.append(row)
         return row
 
-    def finish(self, config: Mapping[str, Any], tree: ParameterTree, device: str, layout: Layout | None = None) -> Run:
-        """Return the run of the rounds so far; later rounds do not change it."""
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether clients were evaluated after the last round."""
+        return self.metrics[-1]["loss_mean"] is not None
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether clients have been evaluated on validation data in any round."""
+        return any(column_of("loss") in row for row in self.metrics)
+
+    def evaluate_last(
+        self,
+        state: State,
+        evaluation: Evaluation | None,
+        served: Mapping[int, int],
+        validation: Evaluation | None,
+        *,
+        cost: Mapping[str, float],
+        columns: Mapping[str, Any],
+        events: Sequence[Event],
+    ) -> None:
+        """Add an evaluation to the last round, which had none; see :meth:`add`.
+
+        ``cost`` adds to that of the round; ``columns`` are further ones of its row.
+        """
+        row = self.metrics[-1]
+        number = row["round"]
+        self.events += [plain(event.to_row(number)) for event in events]
+        weighted: float | None = None
+        if evaluation is not None:
+            block = self._client_columns(number, state.tree, evaluation, served)
+            self.clients = RowTable.of(self.clients).with_block(block)
+            weighted = _weighted(evaluation, state.tree)
+        self.metrics[-1] = {
+            **row,
+            f"{self.task.metrics[0].name}_weighted": weighted,
+            **self._evaluation_columns(evaluation),
+            **validation_columns(self.task.metrics, validation),
+            **{name: value + row[name] for name, value in cost.items()},
+            **columns,
+        }
+
+    def finish(
+        self,
+        config: Mapping[str, Any],
+        tree: ParameterTree,
+        device: str,
+        layout: Layout | None = None,
+        *,
+        stopped: Stopped | None = None,
+        best: KeptRound | None = None,
+    ) -> Run:
+        """Return the run of the rounds so far; later rounds do not change it.
+
+        Of a run that keeps the ``best`` round, all tables but the metrics end with that round, as does the tree: later
+        rows would be of clusters that the tree does not have. Its summary counts what all rounds cost.
+        """
+        shown = self if best is None else self._until(best)
+        summary = self._summary(config, tree, device, shown, best)
         return Run(
-            summary=self._summary(config, tree, device),
+            summary=summary if stopped is None else {**summary, "stopped": stopped.as_dict()},
             config={**config, "versions": versions()},
             tree=tree,
             metric_rows=list(self.metrics),
-            cluster_rows=list(self.clusters),
-            client_rows=self.clients,
-            events=list(self.events),
-            similarities=tuple(self.similarities.values()),
+            cluster_rows=list(shown.clusters),
+            client_rows=shown.clients,
+            events=list(shown.events),
+            similarities=tuple(shown.similarities.values()),
             layout=layout,
         )
 
-    def _summary(self, config: Mapping[str, Any], tree: ParameterTree, device: str) -> dict[str, Any]:
-        last = self.metrics[-1]
-        final = RowTable.of(self.clients).last
-        truth = self.registry.in_round(len(self.metrics)).true_clusters
+    def _until(self, best: KeptRound) -> History:
+        """Return the history up to a round, but with the metrics of all."""
+        blocks = RowTable.of(self.clients).blocks
+        return replace(
+            self,
+            clusters=[row for row in self.clusters if row["round"] <= best.round],
+            clients=RowTable(block for block in blocks if block["round"][0] <= best.round),
+            events=[row for row in self.events if row["round"] <= best.round],
+            similarities={each.node: each for each in best.similarities},
+        )
+
+    def _summary(
+        self, config: Mapping[str, Any], tree: ParameterTree, device: str, shown: History, best: KeptRound | None
+    ) -> dict[str, Any]:
+        """Return the summary of all rounds; what it says of clients and clusters is of the round that is ``shown``."""
+        number = len(self.metrics) if best is None else best.round
+        last = self.metrics[number - 1]
+        final = RowTable.of(shown.clients).last
+        truth = self.registry.in_round(number).true_clusters
+        metric = metric_named(self.task.metrics, self.chosen_by, "stop.metric")
         phases = ("train", "evaluate", "server")
         reached = [r for r in self.metrics if self._is_reached(r, "_mean")]
         until = [r for r in self.metrics if reached and r["round"] <= reached[0]["round"]]
@@ -130,7 +206,7 @@ class History:
                 metric.name: spread(final.column(metric.name), lower_is_better=not metric.higher_is_better)
                 for metric in self.task.metrics
             },
-            **chosen(self.metrics, self.task.metrics),
+            **chosen(self.metrics, self.task.metrics, metric, is_kept=best is not None),
             "clusters": {
                 "found": len(_sizes(tree)),
                 "true": None if truth is None else len(set(truth.values())),

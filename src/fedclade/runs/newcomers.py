@@ -92,7 +92,7 @@ def assign(
     UpdateError
         If a newcomer's training diverges.
     """
-    last = run.summary["rounds"]
+    last = run.model_round
     newcomers, given = newcomers.in_round(last), (algorithm, model, task, local)
     arrival = Arrival.of(run, newcomers, *given, device=device, engine=engine, memory=memory)
     with float32_products(run.config.get("tf32", False)), closing(arrival.backend):
@@ -114,7 +114,7 @@ def assign(
 
 @dataclass(frozen=True, eq=False)
 class Arrival:
-    """Newcomers at a run's tree, on the simulated backend of that run after its last round; see :func:`assign`."""
+    """Newcomers at a run's tree, on the simulated backend of that run after its model's round; see :func:`assign`."""
 
     tree: ParameterTree
     algorithm: Algorithm
@@ -178,7 +178,7 @@ class Arrival:
         if metrics != own:
             raise ConfigError(f"task should be that of the run, whose metrics are {own}, got {metrics}")
         tree = backend.closed(run.tree.map_vectors(*[methodcaller("to", backend.initial)] * 2))
-        return cls(tree, algorithm, backend, Round(run.summary["rounds"], local, seed))
+        return cls(tree, algorithm, backend, Round(run.model_round, local, seed))
 
     @property
     def metric(self) -> str:

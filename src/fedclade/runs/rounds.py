@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fedclade.algorithms import Algorithm, RoundLog, State
 from fedclade.core import (
-    OWN,
     CheckpointError,
     Clients,
     ConfigError,
@@ -26,7 +25,6 @@ from fedclade.core import (
     RunError,
     RunInterrupted,
     TooFew,
-    rng,
     shown,
 )
 from fedclade.runs.backend import Backend
@@ -34,12 +32,15 @@ from fedclade.runs.callbacks import Callbacks, Following
 from fedclade.runs.checkpointer import Checkpointer, TrainingState
 from fedclade.runs.churn import ComingAndGoing
 from fedclade.runs.common import with_common
+from fedclade.runs.evaluation import RoundScores, evaluate_round
 from fedclade.runs.history import History
 from fedclade.runs.settings import RunSettings
 from fedclade.runs.small_batches import with_smallest_batch
 from fedclade.runs.small_clusters import merge_small
-from fedclade.runs.store import Run
+from fedclade.runs.stopping import Stopped
+from fedclade.runs.store import KeptRound, Run
 from fedclade.runs.store.run import Row
+from fedclade.runs.validation import chosen_round, metric_named
 from fedclade.training import OWN_MODEL
 
 Kept = dict[int, dict[str, Tensor]]
@@ -77,10 +78,19 @@ def run_rounds(
         history = training.history
         return history.finish(config(), training.state.tree, backend.device) if history.clients else None
 
-    following = Following(callbacks or Callbacks(), config, checkpointer.path, so_far)
+    following = Following(
+        callbacks or Callbacks(),
+        config,
+        checkpointer.path,
+        so_far,
+        rows=lambda: tuple(training.history.metrics),
+        scored_by=history.task.metrics,
+    )
     try:
         _train(algorithm, backend, clients, checkpointer, training, settings, following)
-        run = _served_run(algorithm, backend, training, config())
+        if settings.keep_best and training.best is None:
+            _log.warning("keep_best = true: no round has a finite score on validation data; the last round is kept")
+        run = _result(algorithm, backend, training, config())
         checkpointer.finish(run)
     except BaseException as error:
         following.ended(error)
@@ -99,17 +109,27 @@ def _train(
     following: Following,
 ) -> None:
     """Run the rounds that are left, and save what there is of a run that is stopped or fails."""
+    restored = training.number
     try:
-        for number in range(training.number + 1, settings.rounds + 1):
+        if training.stopped is None:
+            training.stopped = _stopped_before(training, settings)
+        while training.number < settings.rounds and training.stopped is None:
             if algorithm.finished(training.state):
                 break
-            before = training.state.tree
+            number, before = training.number + 1, training.state.tree
             row, events = run_round(algorithm, backend, clients, training, settings, number)
+            note_best(algorithm, backend, training, settings)
             last = number == settings.rounds or algorithm.finished(training.state)
-            stop = following.round(before, training.state.tree, row, events, last=last)
+            answer = following.round(before, training.state.tree, row, events, last=last)
+            if isinstance(answer, Stopped) and not last:
+                training.stopped = answer
             checkpointer.after_round(training, backend)
-            if stop and not last:
+            if answer is True and not last:
                 checkpointer.stop(training, backend)
+        if training.stopped is not None and not training.history.is_evaluated:
+            if training.number == restored:
+                clients.stay(training.number, training.state.tree)
+            evaluate_last_round(algorithm, backend, clients, training, settings)
     except (CheckpointError, RunInterrupted):  # which saved what it could
         raise
     except Exception:
@@ -117,13 +137,41 @@ def _train(
         raise
 
 
-def _served_run(algorithm: Algorithm, backend: Backend, training: TrainingState, config: Mapping[str, Any]) -> Run:
-    """Return the run of all rounds, with what clients keep."""
-    tree = backend.opened(training.state.tree)
-    run = training.history.finish(config, tree, backend.device, backend.workers.layout)
-    keepers = set(algorithm.keepers(training.state))
-    served = {"own_models": len(keepers)} if keepers else {}
-    return replace(run, kept=_served(backend.kept, keepers), summary={**run.summary, **served})
+def _stopped_before(training: TrainingState, settings: RunSettings) -> Stopped | None:
+    """Return why a run that is continued is to have no further round, by its early stopping; None if it is."""
+    stopping = settings.early_stopping
+    if stopping is None or not 0 < training.number < settings.rounds:
+        return None
+    metric = metric_named(training.history.task.metrics, stopping.metric, "stop.metric")
+    why = stopping.reason_in(training.history.metrics, metric)
+    return None if why is None else Stopped(training.number, type(stopping).__name__, why)
+
+
+def _end_now(algorithm: Algorithm, backend: Backend, training: TrainingState) -> KeptRound:
+    """Return what the run ends with if its last round so far was the last."""
+    clients_with_own = set(algorithm.keepers(training.state))
+    return KeptRound(
+        round=training.number,
+        tree=training.state.tree,
+        kept=_served(backend.kept, clients_with_own),
+        own_models=len(clients_with_own),
+        similarities=tuple(training.history.similarities.values()),
+    )
+
+
+def _result(algorithm: Algorithm, backend: Backend, training: TrainingState, config: Mapping[str, Any]) -> Run:
+    """Return the run, with the models of the round that is kept and what clients keep."""
+    end = training.best or _end_now(algorithm, backend, training)
+    run = training.history.finish(
+        config,
+        backend.opened(end.tree),
+        backend.device,
+        backend.workers.layout,
+        stopped=training.stopped,
+        best=training.best,
+    )
+    served = {"own_models": end.own_models} if end.own_models else {}
+    return replace(run, kept=end.kept, summary={**run.summary, **served})
 
 
 def first_state(algorithm: Algorithm, backend: Backend, clients: Clients) -> State:
@@ -163,38 +211,60 @@ def run_round(
     log = replace(log, events=(*withheld, *told))
     check_models(number, training.state.tree, state.tree)
     events = (*came_and_went, *log.events)
-    evaluation: Evaluation | None = None
-    validation: Evaluation | None = None
-    served: Mapping[int, int] = {}
-    success: float | None = None
+    scores = RoundScores()
     if evaluated or algorithm.finished(state):
-        served = algorithm.serve(state, clients)
-        asked = panel(state.tree, clients.ids, settings.evaluate_clients, settings.seed)
-        models, rows = state.tree.models([served[client] for client in asked], served=True)
-        own = set(algorithm.keepers(state))
-        rows = [OWN if client in own else row for client, row in zip(asked, rows, strict=True)]
-        together = _together(algorithm, state)
-        if together:
-            models, rows = state.tree.models([leaf.id for leaf in state.tree.leaves])[0], [0] * len(asked)
-        answered = clients.evaluate(asked, models, rows, "test", **together)
-        evaluation = answered if answered.ids else None
-        if settings.evaluate_validation:
-            found = clients.evaluate(asked, models, rows, "validation", **together)
-            validation = found if found.ids else None
-        if (adversaries := backend.adversaries) is not None:
-            success = adversaries.attacked(clients, asked, models, rows, together.get("mixture"))
-        _warn_of_losses(number, answered)
-        if not training.history.clients:  # once, after the first evaluation
-            _warn_of_scores(number, answered, [metric.name for metric in backend.task.metrics])
+        scores = evaluate_round(algorithm, backend, clients, state, settings, number)
+        if scores.test is not None and not training.history.clients:  # once, after the first evaluation
+            _warn_of_scores(number, scores.test, [metric.name for metric in backend.task.metrics])
+        if settings.needs_validation and not training.history.has_validation:
+            scores.check_validation(number, settings.needs_validation)
     log = replace(log, events=(*events, *backend.retrying.told()))
     cost = meter.since(before, perf_counter() - start)
     cost |= {} if clients.present is None else {"clients_present": clients.present}
-    if backend.adversaries is not None:
-        truth = training.history.registry.in_round(number).true_clusters
-        cost |= backend.adversaries.columns(evaluation, state.tree, truth, success)
-    row = training.history.add(number, state, log, cost, evaluation, served, validation)
+    cost |= _columns_of_adversaries(backend, training.history, number, state, scores)
+    row = training.history.add(number, state, log, cost, scores.test, scores.served, scores.validation)
     training.number, training.state = number, state
     return row, log.events
+
+
+def _columns_of_adversaries(
+    backend: Backend, history: History, number: int, state: State, scores: RoundScores
+) -> Mapping[str, Any]:
+    if backend.adversaries is None:
+        return {}
+    truth = history.registry.in_round(number).true_clusters
+    return backend.adversaries.columns(scores.test, state.tree, truth, scores.success)
+
+
+def evaluate_last_round(
+    algorithm: Algorithm, backend: Backend, clients: ComingAndGoing, training: TrainingState, settings: RunSettings
+) -> None:
+    """Evaluate the last round of a run that ends early, which was no round to evaluate."""
+    history, number = training.history, training.number
+    start, before = perf_counter(), backend.meter.readings()
+    this_round = Round(number, settings.local, settings.seed, evaluated=True, min_clients=settings.min_clients)
+    state = algorithm.tuned(training.state, clients, this_round)
+    scores = evaluate_round(algorithm, backend, clients, state, settings, number)
+    cost = backend.meter.since(before, perf_counter() - start)
+    columns = _columns_of_adversaries(backend, history, number, state, scores)
+    events = backend.retrying.told()
+    history.evaluate_last(
+        state, scores.test, scores.served, scores.validation, cost=cost, columns=columns, events=events
+    )
+    training.state = state
+    note_best(algorithm, backend, training, settings)
+
+
+def note_best(algorithm: Algorithm, backend: Backend, training: TrainingState, settings: RunSettings) -> None:
+    """Keep what the run would end with now, if it keeps the best round and this is the best so far."""
+    if not settings.keep_best:
+        return
+    history = training.history
+    metric = metric_named(history.task.metrics, settings.chosen_by, "stop.metric")
+    best = chosen_round(history.metrics, metric)
+    if best is None or best is not history.metrics[-1]:
+        return
+    training.best = _end_now(algorithm, backend, training)
 
 
 def merged(state: State, least: int, events: Sequence[Event] = ()) -> tuple[State, Sequence[Event]]:
@@ -203,12 +273,6 @@ def merged(state: State, least: int, events: Sequence[Event] = ()) -> tuple[Stat
         return state, events
     tree, told = merge_small(state.tree, least, events)
     return (state if tree is state.tree else replace(state, tree=tree)), told
-
-
-def _together(algorithm: Algorithm, state: State) -> dict[str, Any]:
-    """Return what to evaluate with, of an algorithm whose clients are served with a mixture of all leaves' models."""
-    mixture = algorithm.mixture(state)
-    return {} if mixture is None else {"mixture": mixture}
 
 
 def step(
@@ -261,16 +325,6 @@ def sampled_singly(
     return tuple(client for client, is_in in zip(all_of_them, drawn, strict=True) if is_in), expected
 
 
-def panel(tree: ParameterTree, ids: Sequence[int], most: int | None, seed: int) -> Sequence[int]:
-    """Return the clients that are evaluated: all, or so many that the seed draws, those in a cluster before others."""
-    if most is None or most >= len(ids):
-        return ids
-    order = rng.generator(seed, "evaluated clients").permutation(len(ids)).tolist()
-    held = {client for leaf in tree.leaves for client in leaf.members}
-    drawn = sorted(order, key=lambda place: ids[place] not in held)[:most]
-    return [ids[place] for place in sorted(drawn)]
-
-
 def _served(kept: Kept, keepers: Collection[int]) -> Kept:
     """Return what clients keep, without the models of their own of those that are not served with theirs."""
     left = {c: mine if c in keepers else {n: t for n, t in mine.items() if n != OWN_MODEL} for c, mine in kept.items()}
@@ -302,16 +356,3 @@ def _warn_of_scores(number: int, evaluation: Evaluation, metrics: Sequence[str])
                 "another metric, or give clients more test data",
                 *(number, name, len(scores)),
             )
-
-
-def _warn_of_losses(number: int, evaluation: Evaluation) -> None:
-    finite = evaluation.losses.isfinite().tolist()
-    if bad := [client for client, holds in zip(evaluation.ids, finite, strict=True) if not holds]:
-        _log.warning(
-            "round %d: the test losses of %d of %d clients are NaN or infinite, first of client %d; if training "
-            "diverged, lower local.lr",
-            number,
-            len(bad),
-            len(evaluation.ids),
-            bad[0],
-        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypedDict
 
@@ -10,6 +10,8 @@ from fedclade.algorithms import Algorithm, describe
 from fedclade.channel import CentralPrivacy, DifferentialPrivacy, ExamplePrivacy, Mechanism, Signature, refusal
 from fedclade.core import Aggregation, ConfigError, LocalTraining, checked, require
 from fedclade.models import LoRA, Parts, Preset
+from fedclade.runs.callbacks import Callback
+from fedclade.runs.early_stopping import EarlyStopping
 from fedclade.tasks import FittedTask, Task, build_task
 
 Stream = bool | Literal["auto"]
@@ -38,10 +40,18 @@ class RunSettings:
         cluster before those that no cluster holds. None: all. Scores, counts and tables of clients are of the sample.
     evaluate_validation
         Evaluate on the clients' validation data too, wherever they are evaluated on test data. Summaries and tables
-        then say both the last round's test score and that of the round with the best mean score on validation data;
-        models are the last round's in any case. Every client must have validation data, which it never trains on:
-        see ``validation_fraction`` of :func:`fedclade.load_federation` and :func:`fedclade.federation`. Training does
-        not depend on it.
+        then say both the last round's test score and that of the round with the best mean score on validation data.
+        Every client must have validation data, which it never trains on: see ``validation_fraction`` of
+        :func:`fedclade.load_federation` and :func:`fedclade.federation`. Training does not depend on it.
+    early_stopping
+        When to finish the run before its last round, by scores on validation data; by default never. It can be given
+        as one of the ``callbacks`` too.
+    keep_best
+        Keep the models of the round with the best mean score on validation data, the first of equals, rather than those
+        of the last round: the tree, the models that clients keep, and the tables of clients, clusters and events are
+        then of that round. The score is by the metric of ``early_stopping``, or the first of the task. It needs
+        validation data of every client. Not over a network where clients keep a part of their model, or a model of
+        their own: they keep that of their last round only.
     target
         What to reach of the metric that counts, such as 0.9; or of another, by its name. The run reports when it was.
     task
@@ -99,6 +109,8 @@ class RunSettings:
     evaluate_every: int = 1
     evaluate_clients: int | None = None
     evaluate_validation: bool = False
+    early_stopping: EarlyStopping | None = None
+    keep_best: bool = False
     target: float | Mapping[str, float] | None = None
     task: Task = field(default_factory=Task)
     freeze: tuple[str, ...] = ()
@@ -150,6 +162,33 @@ class RunSettings:
     def is_central(self) -> bool:
         """Whether the server gets sums with noise, and no updates."""
         return isinstance(self.privacy, CentralPrivacy)
+
+    @property
+    def needs_validation(self) -> str:
+        """The setting that needs scores on validation data, as in a config; empty if none does."""
+        if self.early_stopping is not None:
+            return f"stop.patience = {self.early_stopping.patience}"
+        if self.keep_best:
+            return "keep_best = true"
+        return "evaluate_validation = true" if self.evaluate_validation else ""
+
+    @property
+    def chosen_by(self) -> str | None:
+        """The name of the metric that chooses a round; None for the first of the task."""
+        return None if self.early_stopping is None else self.early_stopping.metric
+
+    @property
+    def stopping_noted(self) -> dict[str, Any]:
+        """What a config notes of early stopping and of the round that is kept; nothing by default."""
+        noted: dict[str, Any] = {"keep_best": True} if self.keep_best else {}
+        return noted if self.early_stopping is None else {**noted, "stop": self.early_stopping.section}
+
+    def followed_by(self, callbacks: Sequence[Callback]) -> Sequence[Callback]:
+        """Return the callbacks with the early stopping of the settings, where it is not among them."""
+        stopping = self.early_stopping
+        if stopping is None or any(each is stopping for each in callbacks):
+            return callbacks
+        return [*callbacks, stopping]
 
     def completed(self, algorithm: Algorithm) -> RunSettings:
         """Return the settings with what an algorithm says that they leave out: which parameters are personal."""
@@ -246,6 +285,7 @@ class RunSettings:
         return {
             **{name: getattr(self, name) for name in top},
             **({"evaluate_validation": True} if self.evaluate_validation else {}),
+            **self.stopping_noted,
             "engine": engine,
             "stream": self.stream,
             "local": asdict(self.local),
@@ -276,6 +316,8 @@ class RunOptions(TypedDict, total=False):
     evaluate_every: int
     evaluate_clients: int | None
     evaluate_validation: bool
+    early_stopping: EarlyStopping | None
+    keep_best: bool
     target: float | Mapping[str, float] | None
     task: Task | str | None
     freeze: tuple[str, ...]
@@ -293,9 +335,22 @@ class RunOptions(TypedDict, total=False):
     checkpoint_every: Every
 
 
-def settings_from(settings: RunSettings | None, options: RunOptions) -> RunSettings:
-    """Return settings with what was given besides as options, which come first."""
+def settings_from(settings: RunSettings | None, options: RunOptions, callbacks: Sequence[Callback] = ()) -> RunSettings:
+    """Return settings with what was given besides as options, which come first, and an EarlyStopping among callbacks.
+
+    Raises
+    ------
+    ConfigError
+        If an option is out of range, or there are several EarlyStoppings.
+    """
     given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     if "task" in given:
         given["task"] = build_task(given["task"])
-    return replace(settings or RunSettings(), **given)
+    settings = replace(settings or RunSettings(), **given)
+    stoppings = [each for each in callbacks if isinstance(each, EarlyStopping)]
+    if not stoppings:
+        return settings
+    if settings.early_stopping not in (None, stoppings[0]) or len(stoppings) > 1:
+        others = [] if settings.early_stopping is None else [settings.early_stopping]
+        raise ConfigError(f"a run takes one EarlyStopping, or one section [stop], got {[*others, *stoppings]}")
+    return replace(settings, early_stopping=stoppings[0])

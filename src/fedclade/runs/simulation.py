@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +16,7 @@ from fedclade.core import checked
 from fedclade.data import Federation
 from fedclade.runs.adversaries import Adversaries
 from fedclade.runs.backend import Backend, fitted_task
-from fedclade.runs.callbacks import Callback, Callbacks, OnRound
+from fedclade.runs.callbacks import Callback, Callbacks, OnRound, Stop
 from fedclade.runs.checkpointer import Checkpointer
 from fedclade.runs.churn import Churn, fingerprint
 from fedclade.runs.history import History
@@ -26,7 +26,7 @@ from fedclade.runs.rounds import run_rounds
 from fedclade.runs.settings import RunOptions, RunSettings, settings_from
 from fedclade.runs.store import Run
 from fedclade.runs.targets import target_of
-from fedclade.runs.validation import check_validation
+from fedclade.runs.validation import check_validation, metric_named
 from fedclade.training import Actors, actors_from, check_engine, float32_products
 
 
@@ -46,9 +46,10 @@ def simulate(
     presence: Churn | None = None,
     callbacks: Sequence[Callback] = (),
     on_round: OnRound | None = None,
-    stop: Callable[[], bool] | None = None,
+    stop: Stop | None = None,
     config: Mapping[str, Any] | None = None,
     folder: str | Path | None = None,
+    finish: bool = False,
     progress: bool | None = None,
     **options: Unpack[RunOptions],
 ) -> Run:
@@ -89,12 +90,16 @@ def simulate(
         What is told of every split, every round and the end; see :class:`~fedclade.Callback`.
     on_round, stop
         Functions in place of a callback: called after every round with its metrics and the tree; called after every
-        round but the last without anything, and if it returns true, the run saves a checkpoint and stops.
+        round but the last without anything, and if it returns true, the run saves a checkpoint and stops. If either
+        returns :data:`fedclade.FINISH`, the run is finished after the round.
     config
         What to note as the run's config; by default it is put together from the arguments.
     folder
         Where to keep the run from its start. A folder that holds an unfinished run of the same config is continued; of
         a finished one the run is returned, or continued if ``rounds`` is now larger.
+    finish
+        Run no further round, but finish the unfinished run in the folder where its newest checkpoint stands: evaluate
+        it, unless that is done, and write its results.
     progress
         Whether to show a bar with rounds, score and clusters. If left out, in a notebook and at Python's prompt, and
         not in a script.
@@ -127,7 +132,8 @@ def simulate(
     RunInterrupted
         If ``stop`` or a callback said so.
     """
-    settings, following = settings_from(settings, options), Callbacks(callbacks, on_round, stop)
+    settings = settings_from(settings, options, callbacks)
+    following = Callbacks(settings.followed_by(callbacks), on_round, stop)
     check_engine(engine)
     actors = actors_from(actors, engine)
     presence = presence or Churn()
@@ -143,9 +149,10 @@ def simulate(
     settings.check_enough(len(federation))
     if settings.privacy and federation.pool.columns is not None and federation.pool.columns.are_scaled_together:
         raise refusal("sums of their data (standardize = 'federated')")
-    if settings.evaluate_validation:
-        check_validation(everybody)
+    if settings.needs_validation:
+        check_validation(everybody, settings.needs_validation)
     task = fitted_task(settings, federation)
+    metric_named(task.metrics, settings.chosen_by, "stop.metric")
     (adversary or Adversary()).check_stream(settings.stream, central=settings.is_central)
     adversaries = Adversaries.drawn(adversary, everybody, task, settings.seed)
     target = target_of(settings, task)
@@ -160,10 +167,10 @@ def simulate(
         **({} if presence.trace is None else {"presence": presence.of_trace}),
         **({"adversary": asdict(adversary)} if adversary else {}),
     )
-    config = {**config, "tf32": tf32}
+    config = {**config, "tf32": tf32, **settings.stopping_noted}
     every = settings.checkpoint_every
     timetable = presence.timetable(everybody, settings.seed)
-    checkpointer = Checkpointer(folder, config, every, lambda: fingerprint(everybody, timetable))
+    checkpointer = Checkpointer(folder, config, every, lambda: fingerprint(everybody, timetable), finish=finish)
     if (finished := checkpointer.finished()) is not None:
         return finished
     settings, device, taken = checkpointer.resumed(settings, device)
@@ -181,7 +188,14 @@ def simulate(
     )
     lying = None if adversaries is None else adversaries.lying
     present = presence.among(backend.clients, federation, settings.seed, timetable, backend.absence, lying)
-    history = History(everybody.roster, task, target, adversaries=adversaries, least=settings.min_cluster_size)
+    history = History(
+        everybody.roster,
+        task,
+        target,
+        adversaries=adversaries,
+        least=settings.min_cluster_size,
+        chosen_by=settings.chosen_by,
+    )
     bar = progress_shown(progress, config["algorithm"]["name"], settings.rounds, following)
     with checkpointer, float32_products(tf32), closing(backend), bar as following:
         return run_rounds(algorithm, backend, present, checkpointer, history, settings, following)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from math import isfinite, isnan
 from typing import Any
 
-from fedclade.core import ConfigError, Evaluation, shown
+from fedclade.core import ConfigError, Evaluation, shown, unknown
 from fedclade.data import Federation
 from fedclade.runs.store.row_table import Row
 from fedclade.tasks import Metric, mean_score
@@ -42,6 +42,26 @@ def validation_columns(metrics: Sequence[Metric], evaluation: Evaluation | None)
     return columns | {column_of("loss"): evaluation.losses.double().mean().item()}
 
 
+def metric_named(metrics: Sequence[Metric], name: str | None, setting: str) -> Metric:
+    """Return the metric of a task by its name, or the loss; the first metric if it has no name.
+
+    Raises
+    ------
+    ConfigError
+        If the task has no such metric; it names the ``setting``.
+    """
+    if name is None:
+        return metrics[0]
+    known = {metric.name: metric for metric in (LOSS, *metrics)}
+    if name not in known:
+        raise ConfigError(unknown(f"metric: {setting} =", name, known))
+    return known[name]
+
+
+LOSS = Metric("loss", higher_is_better=False)
+"""The loss as a metric by which a round is chosen."""
+
+
 def column_of(metric: str) -> str:
     """Return the column of ``metrics.parquet`` with the mean score on validation data by a metric."""
     return f"validation_{metric}"
@@ -63,19 +83,28 @@ def chosen_round(rows: Iterable[Row], metric: Metric) -> Row | None:
     return best
 
 
-def chosen(rows: Sequence[Row], metrics: Sequence[Metric]) -> dict[str, Any]:
-    """Return what ``summary.json`` says of the chosen round under ``chosen``; nothing without validation data.
+def chosen(rows: Sequence[Row], metrics: Sequence[Metric], metric: Metric, *, is_kept: bool = False) -> dict[str, Any]:
+    """Return what ``summary.json`` says of the round that validation data chooses; nothing without validation data.
 
-    The metric that counts chooses; then come the mean scores of that round on validation and on test data, by metric.
+    Under ``chosen`` are the metric that chooses, the round, and its mean scores on validation and on test data. If the
+    run keeps the models of that round (``is_kept``), the scores of the last round with any are under ``last``.
     """
-    if (row := chosen_round(rows, metrics[0])) is None:
+    row = chosen_round(rows, metric)
+    if row is None:
         return {}
-    names = [metric.name for metric in metrics]
+    metrics = [*metrics, *([] if metric in metrics else [metric])]
+    facts: dict[str, Any] = {"chosen": {"metric": metric.name, **_scores(row, metrics)}}
+    if is_kept:
+        facts["chosen"]["kept"] = True
+        evaluated = [each for each in rows if each.get(f"{metric.name}_mean") is not None]
+        facts["last"] = _scores(evaluated[-1], metrics)
+    return facts
+
+
+def _scores(row: Row, metrics: Sequence[Metric]) -> dict[str, Any]:
+    """Return the mean scores of a round on validation and on test data, by metric."""
     return {
-        "chosen": {
-            "metric": names[0],
-            "round": row["round"],
-            "validation": {name: row[column_of(name)] for name in names},
-            "test": {name: row[f"{name}_mean"] for name in names},
-        }
+        "round": row["round"],
+        "validation": {metric.name: row.get(column_of(metric.name)) for metric in metrics},
+        "test": {metric.name: row.get(f"{metric.name}_mean") for metric in metrics},
     }

@@ -161,9 +161,15 @@ class SweepResult:
         rows = [chosen_round(run.metric_rows, score.metric) for run in runs]
         column = column_of(score.name), f"{score.name}_mean"
         validation, test = (fmean(row[name] for row in rows if row is not None) for name in column)
-        means = [mean for run in runs if (mean := score.mean(run.summary)) is not None]
+        means = [mean for run in runs if (mean := _last_score(score, run)) is not None]
         last = fmean(means) if means else None
         return TrialRow(number, label, self.drawn[label], validation, test, last)
+
+
+def _last_score(score: Score, run: Run) -> float | None:
+    """Return the mean test score of the last round, also of a run that keeps the models of another."""
+    last = run.summary.get("last", {}).get("test", {})
+    return last[score.name] if score.name in last else score.mean(run.summary)
 
 
 def short(value: Any) -> str:

@@ -120,7 +120,7 @@ def sweep(
     if not resume:
         if (Path(folder) / JOURNAL).exists():
             raise RunError(f"{folder} holds a sweep; continue it with --resume, or name another folder")
-        check_free(folder)
+        check_free(folder, take_over=True)
     import_optuna()
     source = _Source(config, (*overrides, "evaluate_validation=true"))
     parameters, base = parse_over(over), source.read(())

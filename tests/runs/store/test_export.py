@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import replace
 from functools import partial
@@ -30,6 +31,7 @@ from fedclade import (
 from fedclade.config import check_config
 from fedclade.core import files
 from fedclade.core.params import Layout
+from fedclade.runs.store import staging
 from tests.folders import resealed, unsealed
 from tests.tiny import FEATURES, LABELS, federation_of, linear, perceptron
 
@@ -219,6 +221,89 @@ def test_a_disk_that_fills_up_leaves_nothing_half_written(run, tmp_path, monkeyp
     with pytest.raises(RunError, match=re.escape(f"cannot write {tmp_path / 'm.safetensors'}: {error}")):
         export_model(run, tmp_path / "m.safetensors", node=0)
     assert list(tmp_path.iterdir()) == []
+
+
+def export_and_be_killed(run: Run, path: Path, moment: str) -> None:
+    """Export in a process of its own that ends without any cleaning up, before some moment."""
+    child = os.fork()
+    if child == 0:
+        try:
+            if moment == "nothing is on the disk":
+                staging.bring_to_disk = lambda _: os._exit(0)
+            else:
+                moves = iter(("the card is moved", "the page is moved", "the model is moved", "it has cleaned up"))
+                move = staging.take_place
+
+                def moved(source: Path, target: Path) -> None:
+                    if next(moves) == moment:
+                        os._exit(0)
+                    move(source, target)
+                    if moment == "it has cleaned up" and target == path:
+                        os._exit(0)
+
+                staging.take_place = moved
+            export_model(run, path, node=0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+MOMENTS = ("nothing is on the disk", "the card is moved", "the page is moved", "the model is moved")
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_what_a_killed_export_left_does_not_stop_the_next(run, tmp_path, moment):
+    path = tmp_path / "killed" / "m.safetensors"
+    export_and_be_killed(run, path, moment)
+    assert not path.exists()
+    export_model(run, path, node=0)
+    export_model(run, tmp_path / "whole" / "m.safetensors", node=0)
+    names = ["m.json", "m.md", "m.safetensors"]
+    for folder in ("killed", "whole"):
+        assert sorted(each.name for each in (tmp_path / folder).iterdir()) == names
+    for name in names:
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_an_export_that_was_killed_when_all_was_done_is_kept(run, tmp_path):
+    export_and_be_killed(run, tmp_path / "m.safetensors", "it has cleaned up")
+    before = (tmp_path / "m.safetensors").read_bytes()
+    with pytest.raises(RunError, match=re.escape(f"{tmp_path / 'm.safetensors'} exists already")):
+        export_model(run, tmp_path / "m.safetensors", node=1)
+    assert (tmp_path / "m.safetensors").read_bytes() == before
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["m.json", "m.md", "m.safetensors"]
+
+
+def test_a_user_s_own_file_is_left_as_it_is_beside_what_a_killed_export_left(run, tmp_path):
+    export_and_be_killed(run, tmp_path / "m.safetensors", "nothing is on the disk")
+    (tmp_path / "m.md").write_text("mine")
+    with pytest.raises(RunError, match=re.escape(f"{tmp_path / 'm.md'} exists already")):
+        export_model(run, tmp_path / "m.safetensors", node=0)
+    assert [each.name for each in tmp_path.iterdir()] == ["m.md"]
+    assert (tmp_path / "m.md").read_text() == "mine"
+
+
+def test_two_exports_of_a_model_are_the_same_bytes(run, tmp_path):
+    for name in ("first", "second", "third"):
+        export_model(run, tmp_path / name / "m.safetensors", client=5)
+    for suffix in (".safetensors", ".json", ".md"):
+        found = {(tmp_path / name / f"m{suffix}").read_bytes() for name in ("first", "second", "third")}
+        assert len(found) == 1
+
+
+def test_a_header_in_order_says_what_was_given_whatever_its_characters(tmp_path):
+    """Whether safetensors draws another order is chance: of 20 files, all but surely some would differ."""
+    odd = "".join(map(chr, range(1, 0x180))) + '\u2028 \ud7ff \ue000 \U0001f600 \\" /'
+    header = {"format": "pt", "fedclade": odd, "é": odd[::-1]}
+    written = set[bytes]()
+    for number in range(20):
+        path = tmp_path / f"{number}.safetensors"
+        files.write_tensors(path, {"ä": torch.ones(3), "b": torch.zeros(2, dtype=torch.int64)}, header)
+        written.add(path.read_bytes())
+    assert len(written) == 1
+    with safe_open(tmp_path / "0.safetensors", "pt") as tensors:
+        assert tensors.metadata() == header
+        assert tensors.get_tensor("ä").tolist() == [1, 1, 1]
 
 
 def test_a_file_below_a_file_cannot_be_written(run, tmp_path):

@@ -21,11 +21,14 @@ from fedclade import (
     UpdateError,
     simulate,
 )
+from fedclade.core import FolderInUseError
 from fedclade.core import files as files_module
 from fedclade.runs import rounds as rounds_module
 from fedclade.runs.store import checkpoint as checkpoint_module
 from fedclade.runs.store import run as run_module
 from fedclade.runs.store.folder import first_difference
+from fedclade.runs.store.lock import Lock
+from fedclade.runs.store.run import check_free
 from tests.tiny import federation_of, linear
 
 TRUTH = [0, 1, 0, 1]
@@ -110,6 +113,42 @@ def test_an_empty_folder_is_taken_and_another_is_left_as_it_is(tmp_path):
         with pytest.raises(RunError, match=re.escape(text)):
             run_in(tmp_path / name)
     assert snapshot(tmp_path / "mine") == {"thesis.txt": b"mine"}
+
+
+@pytest.mark.parametrize("left", [[".config.toml.writing"], [".lock"], [".config.toml.writing", ".lock"]])
+def test_what_a_run_left_that_was_killed_before_its_config_was_written_is_taken_over(tmp_path, left):
+    (tmp_path / "run").mkdir()
+    for name in left:
+        (tmp_path / "run" / name).write_text("rounds = ")
+    assert check_free(tmp_path / "run", take_over=True) == tmp_path / "run"
+    assert run_in(tmp_path / "run").summary["rounds"] == 5
+    assert not {".config.toml.writing", ".lock"} & {path.name for path in (tmp_path / "run").iterdir()}
+    run_in(tmp_path / "other")
+    assert end_of(tmp_path / "run") == end_of(tmp_path / "other")
+
+
+def test_a_file_of_the_user_beside_such_leftovers_is_left_as_it_is(tmp_path):
+    (tmp_path / "run").mkdir()
+    for name in (".config.toml.writing", "thesis.txt"):
+        (tmp_path / "run" / name).write_text("mine")
+    with pytest.raises(RunError, match=re.escape(f"{tmp_path / 'run'} exists already and holds no run")):
+        run_in(tmp_path / "run")
+    with pytest.raises(RunError, match=re.escape(f"{tmp_path / 'run'} exists already; name another folder with --out")):
+        check_free(tmp_path / "run", take_over=True)
+    assert set(snapshot(tmp_path / "run")) == {".config.toml.writing", "thesis.txt"}
+
+
+def test_leftovers_of_a_run_that_is_still_beginning_are_not_taken_over(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".config.toml.writing").write_text("rounds = ")
+    lock = Lock()
+    lock.take(tmp_path / "run")
+    try:
+        with pytest.raises(FolderInUseError, match=re.escape(f"writing to the run folder {tmp_path / 'run'}")):
+            run_in(tmp_path / "run")
+        assert set(snapshot(tmp_path / "run")) == {".config.toml.writing", ".lock"}
+    finally:
+        lock.let_go()
 
 
 @pytest.mark.parametrize(

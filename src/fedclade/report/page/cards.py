@@ -24,8 +24,14 @@ def run_cards(view: RunView) -> list[Card]:
     cards += [Card(each.title, each.text(each.mean(s)), _std(each, s)) for each in others]
     if chosen := s.get("chosen"):
         there = f"{score.text(score.of_chosen(s, 'validation'))} on validation data"
+        if last := s.get("last"):
+            there += f"; its models are kept. Round {last['round']}: {score.text(last['test'].get(score.name))}"
         cards.append(
             Card("Chosen round", score.text(score.of_chosen(s)), f"{score.label} of round {chosen['round']}; {there}")
+        )
+    if stopped := s.get("stopped"):
+        cards.append(
+            Card("Stopped", f"round {stopped['round']}", f"of {view.run.config.get('rounds')}: {stopped['why']}")
         )
     sizes = clusters["sizes"]
     each = (

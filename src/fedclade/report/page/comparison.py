@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from fedclade.report.colours import series
-from fedclade.report.estimates import CHOSEN, SCORED
+from fedclade.report.estimates import SCORED, note_of_chosen
 from fedclade.report.formats import NONE, duration, number, traffic
 from fedclade.report.page.section import Card, Page, Section, Table, table_by_round
 from fedclade.report.page.setting import as_texts, repeat_command
@@ -132,7 +132,7 @@ def _overview(runs: Sequence[Compared], beside: Path) -> Section:
     columns += [*(each.label for each in others), "clusters", "ARI", "traffic", "time", "rounds"]
     links = {run.label: link for run in runs if (link := _report_of(run, beside)) is not None}
     caption = "What each run came to; means over the clients."
-    caption += f" {CHOSEN}" if chosen else ""
+    caption = f"{caption} {note_of_chosen(run.summary for run in runs)}".rstrip()
     if any(each.clients(run.summary).without for run in runs for each in Score.all_of(run.summary)):
         caption += f" {SCORED}"
     return Section("overview", "The runs", caption, open_tables=[Table("", columns, rows)], links=links)

@@ -70,6 +70,7 @@ class Dashboard(Callback):
         self._run: Run | None = None
         self._over = False
         self._built: tuple[int, str] = (0, "{}")
+        self._built_end = False
         """The round that the page was last built for, and its parts as JSON."""
         self._not_before = 0.0
         """When it may be built again, by the clock."""
@@ -138,10 +139,14 @@ class Dashboard(Callback):
     def _parts(self, run: Run, over: bool) -> tuple[int, str]:
         """Return the round that the parts of the page are of, and these; they are built anew if it is time."""
         with self._building:
-            if self._built[0] < run.summary["rounds"] and (over or monotonic() >= self._not_before):
+            number = run.summary["rounds"]
+            # The page of the last round may have been built before that was evaluated, or another round was kept.
+            differs = over and not self._built_end and ("stopped" in run.summary or run.model_round < number)
+            if differs or (self._built[0] < number and (over or monotonic() >= self._not_before)):
                 start = thread_time()
                 page = run_page(RunView(run, folder=self._folder))
-                self._built = run.summary["rounds"], state_json(page)
+                self._built = number, state_json(page)
+                self._built_end = over
                 self._not_before = monotonic() + TIMES_A_BUILD * (thread_time() - start)
             return self._built
 

@@ -160,11 +160,11 @@ class _Layout:
 
     def x(self, number: float) -> float:
         """Return where a round ends, in per cent of the width."""
-        return LEFT + (RIGHT - LEFT) * number / self.view.rounds
+        return LEFT + (RIGHT - LEFT) * number / self.view.model_round
 
     @property
     def ticks(self) -> list[tuple[str, float]]:
-        rounds = self.view.rounds
+        rounds = self.view.model_round
         step = _nice(rounds / TICKS)
         return [(str(number), self.x(number)) for number in range(step, rounds + 1, step)]
 
@@ -172,7 +172,7 @@ class _Layout:
         """Return one cluster's bar, and what is shown of it."""
         is_leaf = node.id not in self.born
         # Clusters that are made anew train in the round in which that is decided, the one that ends their root.
-        last = self.view.rounds if is_leaf else min(self.born[node.id])
+        last = self.view.model_round if is_leaf else min(self.born[node.id])
         start = 0.6 if node.parent is None else self.x(node.born)
         share = len(node.members) / max(1, len(self.view.run.tree.nodes[0].members))
         end = max(start + 0.6, self.x(last))
@@ -199,7 +199,7 @@ class _Layout:
 
     def _facts(self, node: Node, *, is_leaf: bool) -> list[tuple[str, str]]:
         """Return what a cluster is: size, rounds, score, purity, and the numbers that its split was decided by."""
-        last = self.view.rounds if is_leaf or node.split_in is None else node.split_in
+        last = self.view.model_round if is_leaf or node.split_in is None else node.split_in
         lifetime = f"{node.born + 1} to {last}" if last > node.born else NONE
         shown = [("clients", f"{len(node.members):,}"), ("rounds", lifetime)]
         if node.id in self.scores:

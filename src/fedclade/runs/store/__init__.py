@@ -3,8 +3,18 @@
 from fedclade.runs.store.checkpoint import Checkpoint
 from fedclade.runs.store.export import export_adapter, export_model
 from fedclade.runs.store.folder import RunFolder
+from fedclade.runs.store.kept_round import KeptRound
 from fedclade.runs.store.load_export import load_export
 from fedclade.runs.store.run import Run
 from fedclade.runs.store.similarities import SimilarityMatrix
 
-__all__ = ["Checkpoint", "Run", "RunFolder", "SimilarityMatrix", "export_adapter", "export_model", "load_export"]
+__all__ = [
+    "Checkpoint",
+    "KeptRound",
+    "Run",
+    "RunFolder",
+    "SimilarityMatrix",
+    "export_adapter",
+    "export_model",
+    "load_export",
+]

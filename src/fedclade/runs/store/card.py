@@ -80,7 +80,7 @@ def _trained_until(run: Run, node: Node) -> int | None:
     algorithm's own affair.
     """
     if node.split_in is None or node.continued is not None:
-        return run.summary["rounds"]
+        return run.model_round
     return node.split_in - 1 if node.split_in else None
 
 

@@ -7,6 +7,7 @@ round-000012/
   record/               the rows of all rounds so far, see segments.py
   tensors.safetensors   the algorithm's memory, the similarity matrices, what clients keep
   tree/                 the parameter tree, as in a run folder
+  best/                 the round with the best score so far, if the run keeps that; see kept_round.py
   members/              of large clusters, see members.py
 ```
 
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from fedclade.core import CheckpointError, ParameterTree, RunError, write_tensors
 from fedclade.runs.store.config_file import is_private
+from fedclade.runs.store.kept_round import KeptRound
 from fedclade.runs.store.manifest import check_manifest, read_manifest, write_manifest
 from fedclade.runs.store.members import read_members, write_members
 from fedclade.runs.store.row_table import Row
@@ -39,6 +41,7 @@ FORMAT = 2
 """Version of a checkpoint's layout. Checkpoints of other versions are not read: they live as long as a run."""
 
 _MANIFEST = "checkpoint.json"
+_BEST = "best"
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +63,8 @@ class Checkpoint:
     rows: Mapping[str, list[Row]]  #: of the history, by table: ``metrics``, ``clusters``, ``clients``, ``events``
     similarities: Sequence[SimilarityMatrix] = field(default_factory=tuple[SimilarityMatrix, ...])
     stores: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  #: see ``ClientStore.tensors``
+    stopped: Mapping[str, Any] | None = None  #: why the run is to be finished after the round, if it is
+    best: KeptRound | None = None  #: the round that is kept, in a run that keeps the best
 
     def write(self, folder: Path, earlier: Path | None = None) -> None:
         """Write the checkpoint into a new folder, its manifest last; what an ``earlier`` one says too is shared."""
@@ -80,7 +85,10 @@ class Checkpoint:
             "on_cpu": sorted(self.on_cpu),
             "similarities": [{"node": s.node, "round": s.round, "clients": s.clients} for s in self.similarities],
             "tables": list(self.rows),
+            **({} if self.stopped is None else {"stopped": self.stopped}),
         }
+        if self.best is not None:
+            self.best.write(folder / _BEST, private=private)
         _write_json(folder / "run.json", run)
         shared = write_segments(folder / "record", self.rows, self.round, list(known))
         sums = {f"{path.parent.name}/{path.name}": known[path] for path in (*shared, *unchanged)}
@@ -91,7 +99,8 @@ class Checkpoint:
         tree = self.tree.map_vectors(*[lambda tensor: tensor.to(device)] * 2)
         memory = {name: t if name in self.on_cpu else t.to(device) for name, t in self.memory.items()}
         stores = {name: tensor.to(device) for name, tensor in self.stores.items()}
-        return replace(self, tree=tree, memory=memory, stores=stores)
+        best = None if self.best is None else self.best.moved(device)
+        return replace(self, tree=tree, memory=memory, stores=stores, best=best)
 
     @classmethod
     def read(cls, folder: Path) -> Checkpoint:
@@ -126,6 +135,8 @@ class Checkpoint:
                 rows=rows,
                 similarities=similarities,
                 stores=stores,
+                stopped=run.get("stopped"),
+                best=KeptRound.read(folder / _BEST) if (folder / _BEST).is_dir() else None,
             )
         except (*DAMAGES, RunError) as error:
             raise CheckpointError(f"{folder}: {type(error).__name__}: {error}") from error

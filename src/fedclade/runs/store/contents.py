@@ -22,11 +22,16 @@ _SCORE_NUMBERS = ("mean", "std", "min", "max", "p10", "p50", "p90", "worst10_mea
 _SCORES = {**dict.fromkeys(_SCORE_NUMBERS, (float, None)), ...: (float, None)}
 """How a score is spread over clients; without numbers if it is undefined for all of them."""
 
+_OF_ROUND = {"round": int, "validation": {...: (float, None)}, "test": {...: (float, None)}}
+"""The mean scores of one round."""
+
 SUMMARY = {
     **{"format": object, "algorithm": str, "data": str, "model": str, "seed": int, "rounds": int, "clients": int},
     "task?": str,
     "metrics?": [{"name": str, "higher_is_better": bool, "share": bool}],
-    "chosen?": {"metric": str, "round": int, "validation": {...: (float, None)}, "test": {...: (float, None)}},
+    "chosen?": {**_OF_ROUND, "metric": str, "kept?": bool},
+    "last?": _OF_ROUND,
+    "stopped?": {"round": int, "by": str, "why": str},
     "clusters": {
         **{"found": int, "true": (int, None), "sizes": [int]},
         **{"ari": (float, None), "nmi": (float, None), "ari_assigned?": (float, None)},
@@ -53,7 +58,7 @@ _SECTION = {...: object}
 CONFIG = {
     "rounds?": int,
     **{f"{name}?": _SECTION for name in ("data", "local", "signature", "target", "privacy", "faults", "newcomers")},
-    **{f"{name}?": _SECTION for name in ("network", "versions", "adversary")},
+    **{f"{name}?": _SECTION for name in ("network", "versions", "adversary", "stop")},
     **{f"{name}?": {"name": str} for name in ("algorithm", "model")},
 }
 """The shape of ``config.toml``, as far as it can be known without the algorithm."""

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
 
-from fedclade.core import ConfigError, Layout, Node, RunError, TreeError, appear, checked, remove, write_tensors
+from fedclade.core import ConfigError, Layout, Node, RunError, TreeError, appear, checked, make_folder, write_tensors
 from fedclade.models import save_adapter
 from fedclade.runs.small_clusters import is_withheld
 from fedclade.runs.store.card import Card, as_markdown, model_card, serves_own
 from fedclade.runs.store.run import Run
 from fedclade.runs.store.served_models import ClientMixture, client_mixture, served_node
+from fedclade.runs.store.staging import Writer, write_together
 
 SUFFIX = ".safetensors"
 
@@ -53,7 +53,9 @@ def export_model(
         be written.
     """
     run.check_readable()
-    target = _target(out)
+    target = Path(out)
+    if target.suffix != SUFFIX:
+        raise ConfigError(f"the file to export to should end in {SUFFIX}, got {str(out)!r}")
     chosen, layout = _node_and_layout(run, client, node, level)
     mixture, own = _mixture(run, client, level), _own_model(run, client, level)
     if mixture is not None:
@@ -121,7 +123,9 @@ def export_adapter(
     else:
         tensors = {**layout.unflatten(chosen.model), **({} if client is None else run.personal(client))}
     try:
-        return save_adapter(target, tensors, float(alpha), {"fedclade": card})
+        make_folder(target.parent)
+        appear(target, lambda beside: save_adapter(beside, tensors, float(alpha), {"fedclade": card}))
+        return target
     except OSError as error:
         raise RunError(f"cannot write {target}: {error}") from error
 
@@ -167,14 +171,11 @@ def _node_and_layout(run: Run, client: int | None, node: int | None, level: int 
     return chosen, run.layout
 
 
-def _target(out: str | Path) -> Path:
-    target = Path(out)
-    if target.suffix != SUFFIX:
-        raise ConfigError(f"the file to export to should end in {SUFFIX}, got {str(out)!r}")
+def _check_free(target: Path) -> None:
+    """Check that no file of an export to ``target`` exists; a RunError if one does."""
     for path in (target, target.with_suffix(".json"), target.with_suffix(".md")):
         if path.exists():
             raise RunError(f"{path} exists already; name another file with --out, or remove it")
-    return target
 
 
 def _chosen(run: Run, client: int | None, node: int | None, level: int | None) -> Node:
@@ -195,17 +196,12 @@ def _write(card: Card, tensors: Mapping[str, Tensor], target: Path) -> None:
     """Write the three files, all of them or none; the model last, so that it never lacks its card."""
     text = json.dumps(card, indent=2)
     header = {"format": "pt", "fedclade": text}
-    writers: Mapping[Path, Callable[[Path], object]] = {
+    writers: Mapping[Path, Writer] = {
         target.with_suffix(".json"): lambda path: path.write_text(text + "\n"),
         target.with_suffix(".md"): lambda path: path.write_text(as_markdown(card, target.name), encoding="utf-8"),
         target: lambda path: write_tensors(path, tensors, header),
     }
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        for path, write in writers.items():
-            appear(path, write)
+        write_together(writers, lambda: _check_free(target))
     except OSError as error:
-        for path in writers:
-            with suppress(OSError):
-                remove(path)
         raise RunError(f"cannot write {target}: {error}") from error

@@ -16,7 +16,7 @@ from fedclade.runs.store.checkpoint import Checkpoint
 from fedclade.runs.store.config_file import CONFIG, read_run_config, write_config
 from fedclade.runs.store.contents import without_unset
 from fedclade.runs.store.lock import LOCK, Lock
-from fedclade.runs.store.run import is_finished, is_unfinished, reopen
+from fedclade.runs.store.run import holds_leftovers, is_finished, is_unfinished, reopen
 
 KEPT = 2
 """Checkpoints: should the last one be damaged, there is the one before."""
@@ -54,7 +54,7 @@ class RunFolder:
         if self._holds_run:
             if difference := first_difference(read_run_config(self.path), config):
                 raise RunError(f"{self.path} holds a run of another config: {difference}; name another folder")
-        elif self.path.exists() and (not self.path.is_dir() or any(path.name != LOCK for path in self.path.iterdir())):
+        elif self.path.exists() and not holds_leftovers(self.path):
             raise RunError(f"{self.path} exists already and holds no run; name another folder, or remove it")
 
     def begin(self, config: Mapping[str, Any]) -> bool:

@@ -36,6 +36,7 @@ from fedclade.runs.store.contents import (
 )
 from fedclade.runs.store.events import read_events
 from fedclade.runs.store.kept import KEPT, read_kept, write_kept
+from fedclade.runs.store.lock import LOCK
 from fedclade.runs.store.manifest import check_manifest, write_manifest
 from fedclade.runs.store.shape import check_shape
 from fedclade.runs.store.similarities import SimilarityMatrix, read_similarities, write_similarities
@@ -59,6 +60,9 @@ _SUMMARY = "summary.json"
 
 _MANIFEST = "manifest.json"
 """The SHA-256 of every other file of a finished run."""
+
+_LEFTOVERS = {LOCK, f".{CONFIG}.writing"}
+"""Files that may be there before the config of a run is."""
 
 _FILES = (
     *(CONFIG, _SUMMARY, "events.jsonl", "similarities.npz", "tree/tree.json", "tree/tree.safetensors"),
@@ -110,6 +114,12 @@ class Run(Displayed):
     def __repr__(self) -> str:
         shown = ("algorithm", "data", "model", "seed", "rounds")
         return f"Run({', '.join(f'{key}={self.summary.get(key)!r}' for key in shown)})"
+
+    @property
+    def model_round(self) -> int:
+        """The round that the models are of: the last, or the best of a run with ``keep_best``."""
+        chosen = self.summary.get("chosen", {})
+        return chosen["round"] if chosen.get("kept") else self.summary["rounds"]
 
     @cached_property
     def metrics(self) -> DataFrame:
@@ -295,9 +305,15 @@ def _check_format(folder: Path) -> None:
         raise RunError(f"the run folder {folder} is damaged: {error}; {REMEDY}") from error
 
 
-def check_free(folder: str | Path) -> Path:
-    """Return the path of a run folder that is to be made; a RunError if something is there already."""
+def check_free(folder: str | Path, *, take_over: bool = False) -> Path:
+    """Return the path of a run folder that is to be made; a RunError if something is there already.
+
+    With ``take_over``, the folder may hold what is left of a run that was killed before its config was written. The
+    lock of the folder decides later whether that run is still alive.
+    """
     target = Path(folder)
+    if take_over and target.is_dir() and holds_leftovers(target):
+        return target
     if is_unfinished(target):
         raise RunError(
             f"{target} holds an unfinished run; continue it with: fedclade resume {target}, or name another folder"
@@ -315,6 +331,11 @@ def is_finished(folder: Path) -> bool:
 def is_unfinished(folder: Path) -> bool:
     """Whether a folder holds a run that has begun and not finished."""
     return (folder / CONFIG).is_file() and not is_finished(folder)
+
+
+def holds_leftovers(folder: Path) -> bool:
+    """Whether a folder holds nothing but what a run leaves that was killed before its config was written."""
+    return folder.is_dir() and {path.name for path in folder.iterdir()} <= _LEFTOVERS
 
 
 def reopen(folder: Path) -> None:

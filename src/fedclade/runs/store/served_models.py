@@ -57,10 +57,8 @@ def served_node(run: Run, client: int) -> Node:
         If the tree does not know the client.
     """
     leaf = run.tree.node_for(client)
-    chosen = run.summary.get("chosen", {})
-    number = chosen["round"] if chosen.get("kept") else run.summary["rounds"]
     for row in run.client_rows:
-        if row["round"] == number and row["client"] == client:
+        if row["round"] == run.model_round and row["client"] == client:
             return run.tree.nodes[row["served_by"]]
     return leaf
 

@@ -1,0 +1,113 @@
+"""How clients fare after a round, with the models that they are served with."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedclade.algorithms import Algorithm, State
+from fedclade.core import OWN, ConfigError, Evaluation, ParameterTree, rng
+from fedclade.runs.backend import Backend
+from fedclade.runs.churn import ComingAndGoing
+from fedclade.runs.settings import RunSettings
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class RoundScores:
+    """The scores of clients after a round.
+
+    Parameters
+    ----------
+    test, validation
+        On these data; None if there was no evaluation, or no client replied.
+    served
+        The node that each client was served with.
+    success
+        Share of an adversary's backdoors that work; None without any.
+    without_validation
+        Why clients have sent no scores on validation data, by client.
+    """
+
+    test: Evaluation | None = None
+    validation: Evaluation | None = None
+    served: Mapping[int, int] = field(default_factory=dict[int, int])
+    success: float | None = None
+    without_validation: Mapping[int, str] = field(default_factory=dict[int, str])
+
+    def check_validation(self, number: int, needs: str) -> None:
+        """Check that a client has sent scores on validation data, if any has sent those on test data.
+
+        Raises
+        ------
+        ConfigError
+            If none has; it names the setting that ``needs`` them, and what the first client says.
+        """
+        if self.test is None or self.validation is not None:
+            return
+        client, why = next(iter(self.without_validation.items()), (None, "there is none"))
+        says = why if client is None else f"client {client}: {why}"
+        raise ConfigError(
+            f"round {number}: {needs} needs scores on validation data, and no client has sent any ({says}); let "
+            "clients have validation data, such as by data.validation_fraction = 0.2, or leave the setting out"
+        )
+
+
+def evaluate_round(
+    algorithm: Algorithm, backend: Backend, clients: ComingAndGoing, state: State, settings: RunSettings, number: int
+) -> RoundScores:
+    """Evaluate clients with the models of a state after a round."""
+    served = algorithm.serve(state, clients)
+    asked = panel(state.tree, clients.ids, settings.evaluate_clients, settings.seed)
+    models, rows = state.tree.models([served[client] for client in asked], served=True)
+    own = set(algorithm.keepers(state))
+    rows = [OWN if client in own else row for client, row in zip(asked, rows, strict=True)]
+    together = _together(algorithm, state)
+    if together:
+        models, rows = state.tree.models([leaf.id for leaf in state.tree.leaves])[0], [0] * len(asked)
+    test = clients.evaluate(asked, models, rows, "test", **together)
+    validation: Evaluation | None = None
+    without_validation: Mapping[int, str] = {}
+    if settings.needs_validation:
+        found = clients.evaluate(asked, models, rows, "validation", **together)
+        validation = found if found.ids else None
+        without_validation = found.left_out
+    success: float | None = None
+    if (adversaries := backend.adversaries) is not None:
+        success = adversaries.attacked(clients, asked, models, rows, together.get("mixture"))
+    _warn_of_losses(number, test)
+    return RoundScores(
+        test if test.ids else None, validation, served, success=success, without_validation=without_validation
+    )
+
+
+def panel(tree: ParameterTree, ids: Sequence[int], most: int | None, seed: int) -> Sequence[int]:
+    """Return the clients that are evaluated: all, or so many that the seed draws, those in a cluster before others."""
+    if most is None or most >= len(ids):
+        return ids
+    order = rng.generator(seed, "evaluated clients").permutation(len(ids)).tolist()
+    held = {client for leaf in tree.leaves for client in leaf.members}
+    drawn = sorted(order, key=lambda place: ids[place] not in held)[:most]
+    return [ids[place] for place in sorted(drawn)]
+
+
+def _together(algorithm: Algorithm, state: State) -> dict[str, Any]:
+    """Return what to evaluate with, of an algorithm whose clients are served with a mixture of all leaves' models."""
+    mixture = algorithm.mixture(state)
+    return {} if mixture is None else {"mixture": mixture}
+
+
+def _warn_of_losses(number: int, evaluation: Evaluation) -> None:
+    finite = evaluation.losses.isfinite().tolist()
+    if bad := [client for client, holds in zip(evaluation.ids, finite, strict=True) if not holds]:
+        _log.warning(
+            "round %d: the test losses of %d of %d clients are NaN or infinite, first of client %d; if training "
+            "diverged, lower local.lr",
+            number,
+            len(bad),
+            len(evaluation.ids),
+            bad[0],
+        )

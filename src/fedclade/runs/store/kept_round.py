@@ -1,0 +1,83 @@
+"""The round that a run keeps because its score on validation data is the best so far, in memory and in a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fedclade.core import ParameterTree, write_tensors
+from fedclade.runs.store.similarities import SimilarityMatrix
+from fedclade.runs.store.tree_files import read_tree, write_tree
+
+_FACTS, _TENSORS, _TREE = "best.json", "best.safetensors", "tree"
+
+
+@dataclass(frozen=True, eq=False)
+class KeptRound:
+    """What a run would end with if this round had been its last.
+
+    Parameters
+    ----------
+    round
+        Its number.
+    tree
+        The clusters and their models after it, as the server sees them.
+    kept
+        What each client of a simulation keeps for itself, by client and name; see :class:`~fedclade.Run`.
+    own_models
+        How many clients are served with models of their own.
+    similarities
+        The latest matrix of every cluster.
+    """
+
+    round: int
+    tree: ParameterTree
+    kept: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict[int, Mapping[str, Tensor]])
+    own_models: int = 0
+    similarities: Sequence[SimilarityMatrix] = ()
+
+    def write(self, folder: Path, *, private: bool) -> None:
+        """Write it into a new folder; whether its models are ``private``, see :func:`write_tensors`."""
+        folder.mkdir()
+        write_tree(self.tree, folder / _TREE, None, private)
+        tensors = {
+            f"kept/{client}/{name}": tensor.detach().cpu().clone()
+            for client, mine in self.kept.items()
+            for name, tensor in mine.items()
+        }
+        tensors |= {f"similarity/{s.node}": torch.tensor(s.alpha) for s in self.similarities}
+        write_tensors(folder / _TENSORS, tensors, private=private)
+        facts = {
+            "round": self.round,
+            "own_models": self.own_models,
+            "similarities": [{"node": s.node, "round": s.round, "clients": s.clients} for s in self.similarities],
+        }
+        (folder / _FACTS).write_text(json.dumps(facts) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> KeptRound:
+        """Read it onto the CPU; raises one of the errors of damaged files, or a RunError."""
+        facts = json.loads((folder / _FACTS).read_text())
+        tensors = {name: tensor.clone() for name, tensor in load_file(folder / _TENSORS).items()}
+        kept: dict[int, dict[str, Tensor]] = {}
+        for key, tensor in tensors.items():
+            kind, _, place = key.partition("/")
+            if kind == "kept":
+                client, _, name = place.partition("/")
+                kept.setdefault(int(client), {})[name] = tensor
+        similarities = tuple(
+            SimilarityMatrix(s["node"], s["round"], tuple(s["clients"]), tensors[f"similarity/{s['node']}"].numpy())
+            for s in facts["similarities"]
+        )
+        tree = read_tree(folder / _TREE).map_vectors(torch.clone, torch.clone)
+        return cls(facts["round"], tree, kept, facts["own_models"], similarities)
+
+    def moved(self, device: str) -> KeptRound:
+        """Return it with the models of its tree on a device."""
+        return replace(self, tree=self.tree.map_vectors(*[lambda tensor: tensor.to(device)] * 2))
