@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,24 @@ def pytest_collection_finish():
     """Thousands of collected tests, and all that they import, live to the end: garbage is not looked for among them."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def default_signals() -> Iterator[None]:
+    """Set the signal handlers of a program that was started in a terminal, here and in the processes that a test starts.
+
+    A program inherits which signals are ignored: Ctrl-C in a background job of a script, SIGHUP under nohup. A test
+    that sends a signal to itself or to a child process uses this fixture.
+    """
+    handlers = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -245,10 +245,20 @@ def test_steps_are_counted_that_are_taken(monkeypatch):
 
 
 def test_engines_give_the_run_of_the_loop():
-    runs = [run_of(CFL(), engine=engine, rounds=2) for engine in ("loop", "stacked", "vmap")]
-    for one, other in pairwise(runs):
-        torch.testing.assert_close(one.tree.nodes[0].params, other.tree.nodes[0].params, rtol=1e-3, atol=1e-5)
+    """The models before and after a split, far from where they began and from one another."""
+    algorithm = CFL(eps1=100.0, eps2=1e-4, split_rounds=(1,))
+    runs = {engine: run_of(algorithm, engine=engine, rounds=2) for engine in ("loop", "stacked", "vmap")}
+    assert {engine: run.summary["engine"] for engine, run in runs.items()} == {name: name for name in runs}
+    for one, other in pairwise(runs.values()):
+        assert one.tree.leaf_of == other.tree.leaf_of
+        for ours, theirs in zip(one.tree.nodes, other.tree.nodes, strict=True):
+            torch.testing.assert_close(ours.params, theirs.params, rtol=1e-3, atol=1e-5)
         assert one.summary["privacy"] == other.summary["privacy"]
+    root, *leaves = [node.params for node in runs["loop"].tree.nodes]
+    assert len(leaves) == 2
+    assert not torch.allclose(leaves[0], leaves[1], rtol=0.1, atol=1e-3)
+    for leaf in leaves:
+        assert not torch.allclose(leaf, root, rtol=0.1, atol=1e-3)
 
 
 def test_without_noise_a_run_states_no_epsilon():

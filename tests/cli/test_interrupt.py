@@ -11,6 +11,8 @@ import pytest
 from fedclade import RunInterrupted
 from fedclade.cli.interrupt import SIGNALS, interruptible
 
+pytestmark = pytest.mark.usefixtures("default_signals")
+
 
 def then() -> str:
     return "continue with: this"
@@ -33,17 +35,19 @@ def test_one_signal_asks_and_a_second_stops_at_once(number, capfd):
     assert [signal.getsignal(each) for each in SIGNALS] == before
 
 
-def test_a_signal_that_is_ignored_stays_so():
-    """As nohup leaves SIGHUP."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with interruptible(then) as stop:
-            signal.raise_signal(signal.SIGHUP)
-            assert not stop()
-            signal.raise_signal(signal.SIGINT)
-            assert stop()
-    finally:
-        signal.signal(signal.SIGHUP, before)
+@pytest.mark.parametrize("ignored", SIGNALS)
+def test_a_signal_that_is_ignored_stays_so(ignored):
+    """As nohup leaves SIGHUP, and a script SIGINT for its background jobs."""
+    signal.signal(ignored, signal.SIG_IGN)
+    with interruptible(then) as stop:
+        signal.raise_signal(ignored)
+        assert not stop()
+        for number in SIGNALS:
+            if number != ignored:
+                assert signal.getsignal(number) not in (signal.SIG_IGN, signal.SIG_DFL)
+        signal.raise_signal(next(number for number in SIGNALS if number != ignored))
+        assert stop()
+    assert signal.getsignal(ignored) == signal.SIG_IGN
 
 
 def test_a_terminal_that_is_closed_asks_and_what_is_printed_to_it_then_does_no_harm():
@@ -51,7 +55,6 @@ def test_a_terminal_that_is_closed_asks_and_what_is_printed_to_it_then_does_no_h
     process, terminal = pty.fork()
     if process == 0:
         code = 1
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores, for the tests too
         try:
             with interruptible(then) as stop:
                 os.write(1, b"begun")

@@ -24,7 +24,7 @@ from fedclade.config import Config, check_config
 from fedclade.config.scenario import read_scenario
 from fedclade.config.toml_files import find_configs
 
-pytestmark = pytest.mark.usefixtures("unpainted")
+pytestmark = pytest.mark.usefixtures("unpainted", "default_signals")
 
 
 class Outcome(NamedTuple):

@@ -150,6 +150,7 @@ def test_a_process_that_is_never_ready_is_told(tmp_path):
     assert not process.running
 
 
+@pytest.mark.usefixtures("default_signals")
 def test_a_process_ends_with_all_that_it_started_even_if_that_outlives_it(tmp_path):
     script = (
         "import subprocess, sys\n"
@@ -198,6 +199,7 @@ def state(process: int) -> str:
 
 
 @needs_proc
+@pytest.mark.usefixtures("default_signals")
 def test_the_command_stops_every_process_when_it_is_told_to_end(tmp_path):
     command = [sys.executable, str(EXAMPLE / "federation.py"), "--nodes", "1", "--out", str(tmp_path / "it")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as federation:

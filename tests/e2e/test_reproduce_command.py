@@ -20,6 +20,8 @@ from fedclade.core.errors import ConfigError
 from fedclade.papers import EXPERIMENTS, Outcome, ResultCache, Settings
 from fedclade.papers.result import Result
 
+pytestmark = pytest.mark.usefixtures("default_signals")
+
 Call = Callable[..., tuple[int, str, str]]
 
 

@@ -174,6 +174,7 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("default_signals")
 @pytest.mark.parametrize("sent", SIGNALS)
 def test_the_command_line_saves_on_an_interrupt_and_resumes(long, tmp_path, sent):
     (tmp_path / "digits.toml").write_text(LONG)

@@ -19,6 +19,7 @@ from fedclade.report import cluster_table, dendrogram_figure, show_run, similari
 from fedclade.report.dendrogram import Merges
 from fedclade.report.outcome import ClientOrder, Outcome
 from fedclade.report.page import Page, RunView, page_html, run_page
+from fedclade.report.page.section import Section
 from fedclade.runs.churn import Churn
 from tests.tiny import FEATURES, LABELS, federation_of, perceptron
 
@@ -74,16 +75,49 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_runs_whose_clients_come_and_go_are_reported(name, way):
-    titles = [section.title for section in reported(run_of(name, **WAYS[way])).sections]
-    assert {"Parameter tree", "How the clients fared", "Config"} <= set(titles)
+    run = run_of(name, **WAYS[way])
+    sections = {section.title: section for section in reported(run).sections}
+    assert {"Parameter tree", "How the clients fared", "Config"} <= set(sections)
+    check_clients(run, sections)
+    assert bool(clients_of(run, "left")) == (way != "join")
+    if way != "leave":
+        assert clients_of(run, "joined") >= {8, 9}
+    (table,) = sections["Newcomers"].tables
+    assert table.title == "Who came and went"
+    told = [event for event in run.events if event["kind"] in ("joined", "left")]
+    assert [(row[0], row[1]) for row in table.rows] == [(str(event["round"]), event["kind"]) for event in told]
+    assert [row[3] for row in table.rows] == [", ".join(map(str, event["clients"])) for event in told]
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in OPTIONS])
 def test_so_are_those_of_all_other_methods(name: str):
     """FedBN needs a layer of normalization to keep, and FedBuff draws by its own clock who is there."""
     ways = {} if name == "fedbuff" else WAYS["leave"]
-    page = reported(run_of(name, **ways, **({"model": normed} if name == "fedbn" else {})))
-    assert {"How the clients fared", "Config"} <= {section.title for section in page.sections}
+    run = run_of(name, **ways, **({"model": normed} if name == "fedbn" else {}))
+    sections = {section.title: section for section in reported(run).sections}
+    assert "Config" in sections
+    check_clients(run, sections)
+    if name != "fedbuff":
+        assert clients_of(run, "left")
+        assert any(row[1] == "left" for row in sections["Newcomers"].tables[0].rows)
+
+
+def clients_of(run: Run, kind: str) -> set[int]:
+    """Return the clients of all events of a kind."""
+    return {client for event in run.events if event["kind"] == kind for client in event["clients"]}
+
+
+def check_clients(run: Run, sections: dict[str, Section]) -> None:
+    """Check that a page shows exactly the clients that were evaluated at the end, each with its own accuracy."""
+    last = max(row["round"] for row in run.client_rows)
+    scores = {row["client"]: row["accuracy"] for row in run.client_rows if row["round"] == last}
+    assert scores
+    assert not clients_of(run, "left") & set(scores)
+    *rings, points = sections["How the clients fared"].figures[""]["data"]
+    assert all(ring["marker"]["symbol"] == "circle-open" for ring in rings), "scores to compare with"
+    shown = {int(text.partition(",")[0][1:]): score for text, score in zip(points["text"], points["y"], strict=True)}
+    assert shown == pytest.approx(scores)
+    assert points["y"] == sorted(points["y"])
 
 
 def test_a_similarity_matrix_of_a_client_that_waits_at_an_inner_node_is_reported(make_run):

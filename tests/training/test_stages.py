@@ -13,7 +13,8 @@ from fedclade import LocalTraining
 from fedclade.core import Round, SubspaceQuery, UpdateQuery
 from fedclade.data import Federation, Stage
 from fedclade.training import SimulatedClients
-from tests.tiny import federation_of, linear
+from fedclade.training.stages import Stages
+from tests.tiny import FEATURES, federation_of, linear
 
 SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.2)
 
@@ -64,6 +65,58 @@ def test_clients_train_on_what_they_held_before(engine, memory):
     model.zero_grad()
     torch.nn.functional.cross_entropy(model(x), y).backward()
     assert torch.allclose(gradient, -torch.cat([p.grad.flatten() for p in model.parameters()]), atol=1e-6)
+
+
+JOINED = (24 + 31) * (FEATURES * 4 + 8)
+"""Bytes of the examples that client 0 holds in rounds 1 and 2: inputs in float32, targets in int64."""
+
+
+def stages_of(federation: Federation, budget: int) -> Stages:
+    """Return what clients hold, where nothing is evaluated."""
+    return Stages(federation, torch.device("cpu"), budget, lambda *_: None)
+
+
+def ask_for_joined(stages: Stages, number: int = 3) -> Tensor:
+    """Let client 0 train on what it held in rounds 1 and 2; return the inputs."""
+    query = UpdateQuery((0,), "train", torch.zeros(1, 1), [0], Round(number, SPEC), data_rounds=[(1, 2)])
+    ((client, inputs, targets),) = stages.trained(query, [0], stages.of(query))
+    assert (client, len(inputs), len(targets)) == (0, 55, 55)
+    return inputs
+
+
+def test_examples_of_several_stages_count_in_the_bytes_that_are_kept_once():
+    stages = stages_of(changing(), 10**6)
+    stages.in_round(2)
+    before = stages.bytes_kept
+    first = ask_for_joined(stages)
+    after = stages.bytes_kept
+    of_stages = sum(stages.in_round(number).data.bytes_kept for number in (1, 2))
+    assert after - before == JOINED + of_stages - before
+    assert ask_for_joined(stages) is first, "the same tensors again"
+    assert stages.bytes_kept == after
+
+
+def test_examples_of_several_stages_that_do_not_fit_are_not_kept():
+    roomy = stages_of(changing(), 10**6)
+    roomy.in_round(2)
+    ask_for_joined(roomy)
+    for budget, fits in ((roomy.bytes_kept, True), (roomy.bytes_kept - 1, False)):
+        stages = stages_of(changing(), budget)
+        stages.in_round(2)
+        first = ask_for_joined(stages)
+        assert (ask_for_joined(stages) is first) == fits
+        assert stages.bytes_kept == (budget if fits else budget - JOINED + 1)
+
+
+def test_a_later_stage_lets_go_of_what_was_joined():
+    stages = stages_of(changing(), 10**6)
+    stages.in_round(2)
+    first = ask_for_joined(stages)
+    stages.in_round(4)
+    assert stages.bytes_kept == stages.now.data.bytes_kept
+    again = ask_for_joined(stages, number=4)
+    assert again is not first
+    assert torch.equal(again, first)
 
 
 def test_every_query_is_about_a_round():

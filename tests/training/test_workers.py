@@ -333,6 +333,7 @@ def test_processes_end_with_a_parent_that_was_killed(tmp_path):
     assert not any(map(is_alive, left))
 
 
+@pytest.mark.usefixtures("default_signals")
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_sent_to_everybody_is_left_to_the_parent(sent):
     """By a terminal or a scheduler: the parent finishes the round, for which it needs the processes."""

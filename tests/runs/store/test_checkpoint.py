@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +54,10 @@ def written(tmp_path: Path) -> Path:
 
 
 def test_a_checkpoint_reads_back_to_the_last_bit(written):
-    ours, theirs = a_checkpoint(), Checkpoint.read(written)
+    check_same(a_checkpoint(), Checkpoint.read(written))
+
+
+def check_same(ours: Checkpoint, theirs: Checkpoint) -> None:
     for name in ("round", "config", "made_with", "fingerprint", "on_cpu", "rows"):
         assert getattr(theirs, name) == getattr(ours, name)
     assert theirs.memory.keys() == ours.memory.keys()
@@ -127,13 +131,25 @@ def test_a_stray_file_is_no_part_of_a_checkpoint(written):
     for name in ("record/.DS_Store", "record/.nfs0001", "tree/Thumbs.db", "notes.txt"):
         (written / name).write_bytes(b"\xff\xfe not ours")
     (written / "record/folder").mkdir()
-    assert Checkpoint.read(written).rows == a_checkpoint().rows
+    check_same(a_checkpoint(), Checkpoint.read(written))
+
+
+def test_a_file_of_another_checkpoint_is_no_part_of_it(written, tmp_path):
+    """As a copy over an older folder leaves it: only what the manifest names is read."""
+    other = tmp_path / "round-000009"
+    dataclasses.replace(a_checkpoint(9), rows={"metrics": [{"round": 9, "ari": 1.0}]}).write(other)
+    (newer,) = (other / "record").iterdir()
+    shutil.copy(newer, written / "record" / newer.name)
+    shutil.copy(other / "tensors.safetensors", written / "memory.safetensors")
+    assert newer.name not in {Path(name).name for name in FILES}
+    check_same(a_checkpoint(), Checkpoint.read(written))
 
 
 def test_every_flipped_byte_of_the_manifest_is_found(written):
     """But for white space: whatever else it turns into, it is no manifest, or not of these files."""
     path = written / "checkpoint.json"
     whole = path.read_bytes()
+    assert len(whole) > 100
     for place in range(len(whole.rstrip())):
         content = bytearray(whole)
         content[place] ^= 1

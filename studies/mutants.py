@@ -1,0 +1,351 @@
+"""Mutants of a module: small changes of its text, each of which a test should notice."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+COMPARISONS = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+
+OPERATORS = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Div,
+    ast.Mod: ast.Mult,
+    ast.Pow: ast.Mult,
+    ast.BitOr: ast.BitAnd,
+    ast.BitAnd: ast.BitOr,
+}
+
+SYMMETRIC = {"allclose", "equal", "gcd", "isclose", "max", "maximum", "min", "minimum"}
+"""Functions that do not distinguish their first two arguments."""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A change of one piece of a file.
+
+    Parameters
+    ----------
+    path
+        The file, relative to the repository.
+    line
+        The number of the first line that changes, from 1.
+    start, end
+        The bytes of the file that are replaced.
+    kind
+        The operator, such as ``comparison`` or ``dropped statement``.
+    old, new
+        The text that is replaced, and its replacement.
+    function
+        Qualified name of the innermost function around it; empty at the level of the module or of a class.
+    name
+        At the level of the module or of a class: the name that is assigned there, or the empty string.
+    """
+
+    path: str
+    line: int
+    start: int
+    end: int
+    kind: str
+    old: str
+    new: str
+    function: str = ""
+    name: str = ""
+
+    @property
+    def key(self) -> str:
+        """Identify the mutant among all of the same sources."""
+        return f"{self.path}:{self.start}-{self.end}:{self.kind}:{self.new}"
+
+    def apply(self, source: bytes) -> bytes:
+        """Return the file's text with the change."""
+        return source[: self.start] + self.new.encode() + source[self.end :]
+
+
+def find_mutants(path: str, source: bytes) -> list[Mutant]:
+    """Return all mutants of a file, in the order of its text.
+
+    Annotations, docstrings, imports, the text of strings, ``__all__`` and blocks under ``TYPE_CHECKING`` have none.
+    """
+    finder = _Finder(path, source)
+    finder.visit(ast.parse(source))
+    return sorted(finder.found, key=lambda mutant: (mutant.start, mutant.end, mutant.kind, mutant.new))
+
+
+class _Finder(ast.NodeVisitor):
+    def __init__(self, path: str, source: bytes) -> None:
+        self.found: list[Mutant] = []
+        self._path = path
+        self._source = source
+        self._line_starts = [0]
+        for line in source.splitlines(keepends=True):
+            self._line_starts.append(self._line_starts[-1] + len(line))
+        self._scopes: list[str] = []
+        self._in_function = 0
+        self._name = ""
+
+    def _add(self, node: ast.expr | ast.stmt, kind: str, new: ast.AST | str) -> None:
+        """Note the replacement of a node's text."""
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        start = self._line_starts[node.lineno - 1] + node.col_offset
+        end = self._line_starts[node.end_lineno - 1] + node.end_col_offset
+        self.found.append(
+            Mutant(
+                path=self._path,
+                line=node.lineno,
+                start=start,
+                end=end,
+                kind=kind,
+                old=self._source[start:end].decode(),
+                new=new if isinstance(new, str) else ast.unparse(new),
+                function=".".join(self._scopes) if self._in_function else "",
+                name="" if self._in_function else self._name,
+            )
+        )
+
+    # What is left out
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
+        """Leave f-strings alone: before Python 3.12 the places of their parts are wrong."""
+
+    def visit_Import(self, node: ast.Import) -> None:
+        """Leave imports alone."""
+
+    visit_ImportFrom = visit_Import
+
+    # Scopes
+
+    def visit_FunctionDef(self, node: Function) -> None:
+        """Look at defaults in the scope of the function, since whoever calls it meets them, and at its body."""
+        for decorator in node.decorator_list:
+            self.visit(decorator)
+        self._scopes.append(node.name)
+        self._in_function += 1
+        for default in [*node.args.defaults, *node.args.kw_defaults]:
+            if default is not None:
+                self._visit_default(default)
+        self._visit_body(node.body)
+        self._in_function -= 1
+        self._scopes.pop()
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        """Look at the body of a class."""
+        for decorator in node.decorator_list:
+            self.visit(decorator)
+        self._scopes.append(node.name)
+        self._visit_body(node.body)
+        self._scopes.pop()
+
+    def visit_Module(self, node: ast.Module) -> None:
+        """Look at the body of a module."""
+        self._visit_body(node.body)
+
+    def _visit_body(self, body: list[ast.stmt]) -> None:
+        for statement in body:
+            is_docstring = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+            if not is_docstring:
+                self.visit(statement)
+
+    # Statements
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        """Look at the value, and know the name that it is given at the level of a module or class."""
+        if isinstance(node.targets[0], ast.Name):
+            self._name = node.targets[0].id
+        if self._name != "__all__":
+            self.generic_visit(node)
+        self._name = ""
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        """Look at the value and not at the annotation; in a class it is the default of a field."""
+        if isinstance(node.target, ast.Name):
+            self._name = node.target.id
+        if node.value is not None:
+            is_field = bool(self._scopes) and not self._in_function
+            if is_field:
+                self._visit_default(node.value)
+            else:
+                self.visit(node.value)
+        self._name = ""
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        """Drop it."""
+        self._add(node, "dropped statement", "pass")
+        self.generic_visit(node)
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        """Drop a call that stands by itself."""
+        if isinstance(node.value, ast.Call):
+            self._add(node, "dropped statement", "pass")
+        self.generic_visit(node)
+
+    def visit_Raise(self, node: ast.Raise) -> None:
+        """Drop it."""
+        self._add(node, "dropped raise", "pass")
+        self.generic_visit(node)
+
+    def visit_Return(self, node: ast.Return) -> None:
+        """Return nothing."""
+        if node.value is not None and not _is_none(node.value):
+            self._add(node, "dropped result", "return None")
+        self.generic_visit(node)
+
+    def visit_Continue(self, node: ast.Continue) -> None:
+        """Leave the loop."""
+        self._add(node, "loop", "break")
+
+    def visit_Break(self, node: ast.Break) -> None:
+        """Go on with the loop."""
+        self._add(node, "loop", "continue")
+
+    def visit_If(self, node: ast.If) -> None:
+        """Negate the condition."""
+        if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            return
+        self._negate(node.test)
+        self.visit(node.test)
+        self._visit_body(node.body)
+        self._visit_body(node.orelse)
+
+    # Expressions
+
+    def visit_IfExp(self, node: ast.IfExp) -> None:
+        """Negate the condition."""
+        self._negate(node.test)
+        self.generic_visit(node)
+
+    def visit_comprehension(self, node: ast.comprehension) -> None:
+        """Negate the conditions of a comprehension."""
+        for condition in node.ifs:
+            self._negate(condition)
+        self.generic_visit(node)
+
+    def _negate(self, condition: ast.expr) -> None:
+        is_negated = isinstance(condition, ast.UnaryOp) and isinstance(condition.op, ast.Not)
+        new = condition.operand if is_negated else ast.UnaryOp(ast.Not(), condition)
+        self._add(condition, "negated condition", f"({ast.unparse(new)})")
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        """Change each comparison of a chain."""
+        for index, operator in enumerate(node.ops):
+            changed = copy.copy(node)
+            changed.ops = [*node.ops[:index], COMPARISONS[type(operator)](), *node.ops[index + 1 :]]
+            self._add(node, "comparison", f"({ast.unparse(changed)})")
+        self.generic_visit(node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        """Take another operator."""
+        if type(node.op) in OPERATORS:
+            changed = ast.BinOp(node.left, OPERATORS[type(node.op)](), node.right)
+            self._add(node, "arithmetic", f"({ast.unparse(changed)})")
+        self.generic_visit(node)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        """Change ``and`` and ``or``."""
+        other = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+        self._add(node, "boolean", f"({ast.unparse(ast.BoolOp(other, node.values))})")
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        """Swap the first two arguments."""
+        self.visit(node.func)
+        self._swap(node)
+        for argument in node.args:
+            self.visit(argument)
+        for keyword in node.keywords:
+            self.visit(keyword.value)
+
+    def _swap(self, node: ast.Call) -> None:
+        if len(node.args) < 2 or isinstance(node.args[0], ast.Starred) or isinstance(node.args[1], ast.Starred):
+            return
+        first, second = ast.unparse(node.args[0]), ast.unparse(node.args[1])
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+        if first != second and name not in SYMMETRIC:
+            swapped = ast.Call(node.func, [node.args[1], node.args[0], *node.args[2:]], node.keywords)
+            self._add(node, "swapped arguments", swapped)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        """Change a number or a truth value."""
+        new = _other_constant(node.value)
+        if new is not None and not isinstance(node.value, str):
+            self._add(node, "constant", new)
+
+    def _visit_default(self, default: ast.expr) -> None:
+        new = _other_constant(default.value) if isinstance(default, ast.Constant) else None
+        if new is None:
+            self.visit(default)
+        else:
+            self._add(default, "default", new)
+
+
+def _other_constant(value: object) -> str | None:
+    """Return the text of another constant of the same type, or None for a type that has no mutants."""
+    if isinstance(value, bool):
+        return str(not value)
+    if isinstance(value, int | float):
+        return repr(value + 1)
+    if isinstance(value, str):
+        return repr(f"other {value}")
+    return None
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+# Which functions a test calls
+
+HIT = "_fedclade_hit"
+
+
+def instrument(source: bytes, names: dict[str, int], path: str) -> str:
+    """Return the text of a module whose functions report that they are called.
+
+    ``names`` gives each function, as ``path::qualified name``, its number, and is extended.
+    """
+    tree = ast.parse(source)
+    for qualified, node in list(functions_of(tree)):
+        number = names.setdefault(f"{path}::{qualified}", len(names))
+        first = 1 if ast.get_docstring(node, clean=False) is not None else 0
+        node.body.insert(first, ast.parse(f"{HIT}({number})").body[0])
+    first = 1 if ast.get_docstring(tree, clean=False) is not None else 0
+    while first < len(tree.body) and _is_from_future(tree.body[first]):
+        first += 1
+    tree.body.insert(first, ast.parse(f"from fedclade_hits import hit as {HIT}").body[0])
+    return ast.unparse(ast.fix_missing_locations(tree))
+
+
+def functions_of(tree: ast.AST, scopes: tuple[str, ...] = ()) -> Iterator[tuple[str, Function]]:
+    """Yield the functions of a module, with their qualified names."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, Function):
+            yield ".".join([*scopes, node.name]), node
+        if isinstance(node, Function | ast.ClassDef):
+            yield from functions_of(node, (*scopes, node.name))
+        else:
+            yield from functions_of(node, scopes)
+
+
+def _is_from_future(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
