@@ -54,7 +54,7 @@ def pytest_collection_finish():
 
 @pytest.fixture
 def default_signals() -> Iterator[None]:
-    """Set the signal handlers of a program that was started in a terminal, here and in the processes that a test starts.
+    """Set the signal handlers of a program that was started in a terminal, here and in processes that are started here.
 
     A program inherits which signals are ignored: Ctrl-C in a background job of a script, SIGHUP under nohup. A test
     that sends a signal to itself or to a child process uses this fixture.

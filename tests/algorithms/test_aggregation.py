@@ -172,6 +172,7 @@ def test_a_run_that_stops_goes_on_by_the_same_rule(tmp_path: Any):
     whole = run_of(CFL(**OPTIONS["cfl"]), MEDIAN, rounds=4)
     run_of(CFL(**OPTIONS["cfl"]), MEDIAN, rounds=2, folder=tmp_path / "run")
     again = run_of(CFL(**OPTIONS["cfl"]), MEDIAN, rounds=4, folder=tmp_path / "run")
+    assert whole.tree.nodes
     for one, other in zip(whole.tree.nodes, again.tree.nodes, strict=True):
         assert torch.equal(one.model, other.model)
 

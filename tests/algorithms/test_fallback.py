@@ -145,6 +145,7 @@ def run_of(algorithm, model=None, **options):
 def test_both_trainings_are_counted():
     run, plain = run_of(FALLING_BACK), run_of(PLAIN)
     split = next(event["round"] for event in run.events if event["kind"] == "split")
+    assert run.metric_rows
     for row, other in zip(run.metric_rows, plain.metric_rows, strict=True):
         times = 2 if row["round"] > split else 1
         assert (row["bytes_up"], row["bytes_down"]) == (times * other["bytes_up"], times * other["bytes_down"])

@@ -32,6 +32,7 @@ def test_equals_algorithm_1_step_by_step(M_c, K, seed):
     clients, params = simulated(TWELVE, linear(seed))
     played = play(FedBuff(concurrency=M_c, buffer_size=K, eta_g=0.7), clients, params, 6, spec=SPEC, seed=seed)
     expected = fedbuff(as_numpy(params), TWELVE, linear(), SPEC, M_c=M_c, K=K, eta_g=0.7, seed=seed, steps=6)
+    assert played.states[1:]
     for state, log, step in zip(played.states[1:], played.logs, expected, strict=True):
         np.testing.assert_allclose(state.tree.nodes[0].params.numpy(), step.w, atol=1e-5)
         assert set(log.losses) == set(step.clients)
@@ -46,6 +47,7 @@ def test_one_buffer_of_all_clients_at_equal_speeds_is_fedavg():
     clients, params = simulated(TWELVE, linear())
     ours = play(FedBuff(concurrency=12, buffer_size=12, duration="equal", seconds=2.0), clients, params, 3, spec=SPEC)
     plain = play(FedAvg(), clients, params, 3, spec=SPEC)
+    assert ours.states
     for number, (mine, other) in enumerate(zip(ours.states, plain.states, strict=True)):
         assert torch.allclose(mine.tree.nodes[0].params, other.tree.nodes[0].params, atol=1e-6)
         assert mine.clocks == (2.0 * number,)

@@ -210,6 +210,7 @@ def test_permuted_clients_send_the_same_vectors():
         simulate(PACFL(), "mclr", federation("labels"), local=SPEC, rounds=2, permute=permute)
         for permute in (False, True)
     )
+    assert plain.tree.nodes
     for ours, theirs in zip(plain.tree.nodes, hidden.tree.nodes, strict=True):
         assert ours.members == theirs.members
         torch.testing.assert_close(ours.params, theirs.params, rtol=0, atol=1e-5)

@@ -32,9 +32,11 @@ def test_equals_algorithm_1_round_by_round(fraction, engine):
     played = play(Scaffold(server_lr=0.8), clients, params, 4, spec=SPEC, seed=3, fraction=fraction)
     cohorts = [sorted(log.losses) for log in played.logs]
     expected = scaffold(params, federation, perceptron(), SPEC, server_lr=0.8, seed=3, cohorts=cohorts)
+    assert played.states[1:]
     for state, (x, c, _) in zip(played.states[1:], expected, strict=True):
         np.testing.assert_allclose(state.tree.nodes[0].params.numpy(), x, atol=1e-5)
         np.testing.assert_allclose(state.control.numpy(), c, atol=1e-5)
+    assert expected[-1][2]
     for client, c_i in expected[-1][2].items():
         ours = clients.store.latest(client).get("rule/c", torch.zeros_like(params))
         np.testing.assert_allclose(ours.numpy(), c_i, atol=2e-5)

@@ -95,6 +95,8 @@ def test_a_query_costs_the_steps_of_its_largest_part_at_the_rate_of_its_smallest
 def test_no_part_costs_more_than_is_counted(examples, replicates, batch_size, epochs):
     this_round = replace(ROUND, spec=LocalTraining(epochs=epochs, batch_size=batch_size), replicates=replicates)
     ((rate, steps),) = noisy_steps(this_round, examples).items()
+    assert 0 < rate <= 1
+    assert steps >= 1
     for place in range(replicates if examples >= replicates else 0):
         part = this_round.of_part(place) if replicates > 1 else this_round
         ((own, taken),) = noisy_steps(replace(part, part=None), len(part.examples(examples, 5))).items()

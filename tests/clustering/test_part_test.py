@@ -113,13 +113,17 @@ def test_the_second_view_scales_principal_coordinates_as_written_out():
 
 def test_views_do_not_hang_on_whose_a_part_is():
     cosines, order = part_similarity(parts_of([0, 0, 1, 1], 4, 1.0, 0)), np.random.default_rng(0).permutation(16)
-    for view, shuffled in zip(views_of(cosines), views_of(cosines[np.ix_(order, order)]), strict=True):
+    views = views_of(cosines)
+    assert len(views) == 2
+    for view, shuffled in zip(views, views_of(cosines[np.ix_(order, order)]), strict=True):
         np.testing.assert_allclose(shuffled, view[np.ix_(order, order)], atol=1e-9)
 
 
 def test_parts_beside_those_that_the_views_are_made_from_are_seen_alike():
     cosines = part_similarity(parts_of([0, 0, 1, 1], 4, 1.0, 0))
-    for view, rows in zip(views_of(cosines), views_of(cosines, (cosines + np.eye(16))[:3]), strict=True):
+    views = views_of(cosines)
+    assert len(views) == 2
+    for view, rows in zip(views, views_of(cosines, (cosines + np.eye(16))[:3]), strict=True):
         scale = rows[:, 5:] / view[:3, 5:]
         np.testing.assert_allclose(scale, np.repeat(scale[:, :1], 11, axis=1), rtol=1e-6)
 

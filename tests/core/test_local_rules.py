@@ -43,7 +43,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 REFUSED = {
     "optimizer": "local.optimizer should be 'sgd' with the local rule {name}, which takes steps of SGD, got 'adam'",
-    "options": "local.options should be empty with the local rule {name}, which takes steps of SGD, got {{'nesterov': True}}",
+    "options": (
+        "local.options should be empty with the local rule {name}, which takes steps of SGD, got {{'nesterov': True}}"
+    ),
     "keep_state": "local.keep_state should be false with the local rule {name}, which takes steps of SGD, got True",
     "mu": "local.mu should be 0 with the local rule {name}, which takes steps of SGD without a proximal term, got 0.5",
 }
@@ -152,7 +154,7 @@ def test_unknown_names_and_numbers_are_refused():
         local_rule({"name": "mixtur"})
     with pytest.raises(ConfigError, match="unknown local rule None"):
         local_rule({"alpha": 0.5})
-    with pytest.raises(ConfigError, match="local rule 'mixture': .*alpha"):
+    with pytest.raises(ConfigError, match=r"local rule 'mixture': .*alpha"):
         local_rule({"name": "mixture"})
     with pytest.raises(ConfigError, match=r"algorithm\.alpha should be in \[0, 1\], got 1\.5"):
         local_rule({"name": "mixture", "alpha": 1.5})

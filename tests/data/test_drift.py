@@ -39,6 +39,7 @@ def test_what_clients_hold_is_the_same_within_a_stage():
 
 def test_new_examples_are_parts_of_what_clients_had_at_first():
     federation, at_rest = drifting(), replace(drifting(examples="same"), stages=())
+    assert federation.ids
     for client in federation.ids:
         parts = [federation.in_round(number).by_id[client].train for number in (1, 3, 5)]
         assert sorted(np.concatenate(parts)) == sorted(at_rest.by_id[client].train)
@@ -103,6 +104,7 @@ def test_clients_may_draw_their_cluster_anew():
 
 def test_all_stages_may_be_tested_as_one_that_was_seen():
     federation, now = drifting(share="anew", test="seen"), drifting(share="anew")
+    assert federation.ids
     for client in federation.ids:
         tests = [federation.in_round(number).by_id[client].test for number in (1, 3, 5)]
         assert tests[0] is tests[1] is tests[2]

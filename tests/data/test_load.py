@@ -86,6 +86,7 @@ def test_with_like_clients_all_are_tested_on_the_one_test_split(partition: str) 
 )
 def test_with_unlike_clients_each_is_tested_on_its_own_labels(partition: str, arguments: dict[str, Any]) -> None:
     federation = load_federation(clients=10, partition=partition, partition_arguments=arguments)
+    assert federation.clients
     for client in federation.clients:
         assert len(set(client.test)) == len(client.test), "without replacement"
         assert np.isin(client.test, DIGITS.test).all()
@@ -136,6 +137,7 @@ def test_the_part_that_clients_are_tested_on(fraction: float) -> None:
     federation = load_federation(
         "synthetic", clients=4, partition="natural", test_fraction=fraction, source_arguments={"clients": 4}
     )
+    assert federation.clients
     for client in federation.clients:
         assert len(client.test) == round(fraction * (len(client.train) + len(client.test)))
 
@@ -179,6 +181,7 @@ def test_test_fraction_out_of_range(fraction: float) -> None:
 def test_natural_clients_hold_back_a_fifth_and_keep_their_names() -> None:
     federation = load_federation("synthetic", clients=5, partition="natural", source_arguments={"clients": 9})
     pool = federation.pool
+    assert federation.clients
     for client in federation.clients:
         own = [*client.train, *client.test]
         assert {str(who) for who in pool.natural[own]} == {client.name}

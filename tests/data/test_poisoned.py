@@ -69,6 +69,7 @@ def test_a_backdoor_marks_a_share_of_the_images_as_the_client_sees_them():
 
 def test_a_backdoor_is_measured_on_honest_clients_images_of_other_labels():
     found = poisoned(IMAGES, [0], BACKDOOR, seed=0).in_round(-1)
+    assert IMAGES.ids[1:]
     for client in IMAGES.ids[1:]:
         x, y = IMAGES.examples(client, "test")
         others = x[y != 3].clone()

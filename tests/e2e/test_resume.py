@@ -106,6 +106,7 @@ def test_a_run_killed_at_20_random_moments_ends_in_the_same_bytes(digits, tmp_pa
         if (folder / "summary.json").exists():
             folder = tmp_path / f"run-{len(folders)}"
             folders.append(folder)
+    assert folders
     for each in folders:
         config.run(federation, folder=each)
         assert bytes_of(each) == bytes_of(whole)

@@ -180,6 +180,7 @@ def test_so_do_signatures_of_some_parameters(name: str, kind: str):
     here, there = both(ALGORITHMS[name], signature=Signature(kind=kind, dim=16, of=["3.*"]))
     same(here, there)
     output = sum(slot.stop - slot.start for slot in here.layout.parameters if slot.name.startswith("3."))
+    assert here.tree.nodes[1:]
     for node in here.tree.nodes[1:]:
         assert node.cached.shape[1] == (16 if kind == "projected" else output)
 

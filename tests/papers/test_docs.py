@@ -95,13 +95,17 @@ def test_the_committed_page_is_that_of_the_committed_results():
 
 
 def test_committed_results_are_of_the_settings_as_they_stand():
-    for result in read_results(ROOT / "results"):
+    results = read_results(ROOT / "results")
+    assert len(results) == len(list((ROOT / "results").glob("*.json"))) > 0
+    for result in results:
         by_hand = changes(shlex.split(result.command)[6::2])
         assert result.settings == EXPERIMENTS[result.name].settings(result.scale, by_hand), result.stem
 
 
 def test_committed_results_say_what_they_come_to_and_why_they_fall_short():
-    for result in read_results(ROOT / "results"):
+    results = read_results(ROOT / "results")
+    assert len(results) == len(list((ROOT / "results").glob("*.json"))) > 0
+    for result in results:
         summary, outcome = result.outcome.summary, result.outcome
         assert summary.shows, result.stem
         assert summary.found, result.stem

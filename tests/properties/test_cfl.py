@@ -174,6 +174,7 @@ def test_norms_of_eqs_32_and_33_equal_algorithm_5s():
     played = play(NESTED, clients, params, 9, spec=SPEC)
     settings = {"eps1": NESTED.eps1, "eps2": NESTED.eps2, "gamma_max": 0.0, "seed": 0, "rounds": 9}
     expected = clustered_federated_learning(as_numpy(params), federation, linear(), SPEC, **settings)
+    assert played.logs
     for log, wanted in zip(played.logs, expected, strict=True):
         found = {frozenset(g.members): (g.mean_norm, g.max_norm) for g in log.criteria.values()}
         assert found.keys() == wanted.mean_norms.keys()
@@ -187,6 +188,7 @@ def test_fedavg_equals_algorithm_2():
     clients, params = simulated(federation, perceptron())
     played = play(FedAvg(), clients, params, 5, spec=SPEC, seed=3)
     expected = federated_learning(as_numpy(params), federation, perceptron(), SPEC, 3, 5)
+    assert played.states[1:]
     for state, theta in zip(played.states[1:], expected, strict=True):
         np.testing.assert_allclose(state.tree.nodes[0].params.numpy(), theta, atol=1e-5)
 

@@ -92,6 +92,7 @@ def test_equals_algorithms_2_to_4_round_by_round(seed, options, alpha, eta_g, mu
     settings = {"alpha": alpha, "eta_g": eta_g, "mu": mu, "fraction": fraction, **switches}
     start = as_numpy(run.states[0].tree.nodes[0].params)
     expected = fed_group(start, federation, linear(), SPEC, m=4, seed=seed, rounds=6, **settings)
+    assert run.states[1:]
     for state, wanted in zip(run.states[1:], expected, strict=True):
         assert groups(state.tree) == wanted.groups
         np.testing.assert_allclose(state.tree.nodes[0].params.numpy(), wanted.w, atol=1e-5)
@@ -511,6 +512,7 @@ def test_a_client_of_one_example_and_one_of_500_work():
     run = played(FedGroup(groups=2), 3, federation=federation, module=linear(3))
     before, after = run.states[2].tree, run.states[3].tree
     answer = run.clients.asked("train", 3)[0].answer
+    assert after.leaves
     for leaf in after.leaves:
         mine = answer.select(leaf.members)
         moved = before.nodes[leaf.id].params + (mine.sizes / mine.sizes.sum()).float() @ mine.deltas
@@ -563,6 +565,7 @@ def test_the_weighted_accuracy_is_that_of_clients_in_a_group_by_their_test_examp
     federation = dataclasses.replace(federation, clients=uneven)
     algorithm = FedGroup(groups=3, pretrain_scale=1, **LATE)
     run = simulate(algorithm, linear(1), federation, local=SPEC, rounds=2, client_fraction=0.25)
+    assert run.metric_rows
     for row in run.metric_rows:
         scores = [r for r in run.client_rows if r["round"] == row["round"]]
         inside = [r for r in scores if r["cluster"] != 0]

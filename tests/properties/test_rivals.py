@@ -154,6 +154,7 @@ def test_a_state_is_a_tree_and_tensors(algorithm: Algorithm):
             ParameterTree(kept.tree.nodes), {name: value.clone() for name, value in kept.tensors().items()}
         )
         kept, _ = algorithm.step(kept, cohort, clients, Round(number, SPEC))
+    assert state.tree.nodes
     for ours, theirs in zip(state.tree.nodes, kept.tree.nodes, strict=True):
         assert ours.members == theirs.members
         assert torch.equal(ours.params, theirs.params)
@@ -173,6 +174,7 @@ def test_models_with_buffers_are_trained_and_compared_by_their_parameters(algori
 def test_permuted_vectors_give_the_same_clusters_and_models(algorithm: Algorithm):
     """Eqs. 45 and 46 of the CFL paper hold for whatever adds, averages and compares."""
     plain, hidden = plain_run(algorithm), run_of(algorithm, permute=True)
+    assert plain.tree.nodes
     for ours, theirs in zip(plain.tree.nodes, hidden.tree.nodes, strict=True):
         assert ours.members == theirs.members
         torch.testing.assert_close(theirs.params, ours.params, rtol=0, atol=1e-5)
@@ -183,6 +185,7 @@ def test_a_run_that_streams_is_the_run_that_does_not_but_for_rounding(name: str)
     clients, _ = simulated(world(), linear())
     start = started(RIVALS[name], clients)
     plain, stream = (play(RIVALS[name], each, start, 4, spec=SPEC) for each in (clients, streamed(clients, 3)))
+    assert plain.states
     for ours, theirs in zip(plain.states, stream.states, strict=True):
         for a, b in zip(ours.tree.nodes, theirs.tree.nodes, strict=True):
             assert b.members == a.members
@@ -194,6 +197,7 @@ def test_compared_by_sketches_models_are_the_same(name: str):
     """Few rivals compare signatures; what the others compare, parameters or losses or data, stays what it is."""
     algorithm = RIVALS[name]
     plain, sketched = plain_run(algorithm), run_of(algorithm, signature=Signature(kind="projected", dim=8))
+    assert plain.tree.nodes
     for ours, theirs in zip(plain.tree.nodes, sketched.tree.nodes, strict=True):
         assert ours.members == theirs.members
         assert torch.equal(ours.params, theirs.params)

@@ -149,6 +149,7 @@ def test_company_changes_nothing(algorithm):
     _, newcomers = parted()
     run = run_of(algorithm)
     together = assignments(run, algorithm, newcomers)
+    assert newcomers.clients
     for i, client in enumerate(newcomers.clients):
         alone = dataclasses.replace(newcomers, clients=(client,), true_clusters=None)
         (found,) = assignments(run, algorithm, alone)

@@ -120,6 +120,7 @@ def test_the_ciphers_are_found_by_b_alone(run, pretrained, federation):
 def test_stacked_clients_train_as_single_ones(run, pretrained, federation):
     settings = {"rounds": 2, "engine": "loop", "signature": Signature(of="lora_B"), **SETTINGS}
     alone = simulate(CFL(split_rounds=(1,)), pretrained, federation, **settings)
+    assert run.tree.nodes
     for mine, theirs in zip(run.tree.nodes, alone.tree.nodes, strict=True):
         torch.testing.assert_close(mine.params, theirs.params, rtol=0, atol=1e-4)
 

@@ -127,6 +127,7 @@ def test_newcomers_to_a_mixture_find_weights_of_their_own():
     run, newcomers = run_of("fedem"), digits().newcomers
     found = fedclade.assign(run, newcomers)
     module = fedclade.models.build_model("mclr", input_shape=(64,), outputs=10)
+    assert found.rows
     for row in found.rows:
         (x, y), (seen, labels) = (newcomers.examples(row["client"], split) for split in ("test", "train"))
         logs, losses = [], []

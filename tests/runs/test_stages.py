@@ -71,6 +71,7 @@ def test_newcomers_hold_what_the_others_do_in_the_stage(federation):
     found = run(federation, presence=Churn(join_round=4))
     rows = {(row["round"], row["client"]): row["true_cluster"] for row in found.client_rows}
     for number in (4, 5):
+        assert federation.newcomers.ids
         for client in federation.newcomers.ids:
             assert rows[number, client] == federation.newcomers.in_round(number).true_clusters[client]
 

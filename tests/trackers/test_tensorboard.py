@@ -62,6 +62,7 @@ def test_a_run_that_is_continued_replaces_what_it_does_again(tmp_path: Path):
 def test_one_tracker_follows_one_run_after_another_and_keeps_their_summaries(tmp_path: Path):
     tracker = TensorBoardTracker()
     runs = [run_with(tracker, folder=tmp_path / name, rounds=2) for name in ("one", "two")]
+    assert runs
     for run, name in zip(runs, ("one", "two"), strict=True):
         folder = tmp_path / name / "tensorboard"
         assert [step for step, _ in scalars(folder)["accuracy/mean"]] == [1, 2]

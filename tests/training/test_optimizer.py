@@ -30,6 +30,7 @@ def test_each_client_is_clipped_as_torch_clips_it(largest, dtype):
     for gradient in gradients:
         gradient *= per_client(torch.tensor([0.1, 1.0, 10.0], dtype=dtype), gradient)
     scales = clipping(gradients, largest)
+    assert len(scales) == 3
     for client in range(3):
         parameters = [nn.Parameter(torch.zeros_like(gradient[client])) for gradient in gradients]
         for p, gradient in zip(parameters, gradients, strict=True):

@@ -157,6 +157,7 @@ def test_a_step_is_the_sum_of_gradients_that_are_clipped_one_by_one(name, engine
     make, inputs = MODULES[name]
     work = private(make(), inputs(), ALL_AT_ONCE, PrivateSteps(clip, 0.0))
     updates, losses = trained(engine, work)
+    assert work.jobs
     for job, update, loss in zip(work.jobs, updates, losses, strict=True):
         expected = one_by_one(work.module, work, job, clip)
         torch.testing.assert_close(-update * job.size, expected, rtol=1e-9, atol=1e-12)

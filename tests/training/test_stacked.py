@@ -355,6 +355,7 @@ def test_examples_that_lie_in_one_tensor_are_not_copied():
 )
 def test_examples_that_do_not_are_joined(pieces):
     rows, starts = joined(pieces)
+    assert pieces
     for piece, start in zip(pieces, starts, strict=True):
         assert torch.equal(rows[start : start + len(piece)], piece)
 

@@ -121,6 +121,7 @@ def test_colours_of_figures_are_those_of_the_style_sheet(pages: dict[str, Page])
 
 
 def test_every_section_has_an_id_of_its_own_and_all_ids_do(pages: dict[str, Page]):
+    assert pages
     for page in pages.values():
         ids = re.findall(r'\bid="([^"]+)"', own_parts(page_html(page)))
         assert len(ids) == len(set(ids))

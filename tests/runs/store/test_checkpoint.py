@@ -203,7 +203,9 @@ def saved(folder: Path, rounds: int) -> Path:
 @pytest.mark.parametrize("rounds", [1, 2, 3, 7, 8, 21])
 def test_rows_that_are_written_bit_by_bit_read_back_the_same(tmp_path, rounds):
     newest = saved(tmp_path, rounds)
-    for folder in sorted(newest.parent.iterdir()):
+    folders = sorted(newest.parent.iterdir())
+    assert newest in folders
+    for folder in folders:
         checkpoint = Checkpoint.read(folder)
         assert checkpoint.rows == rows_of(checkpoint.round)
 
