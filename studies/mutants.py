@@ -130,7 +130,8 @@ class _Finder(ast.NodeVisitor):
     def visit_Import(self, node: ast.Import) -> None:
         """Leave imports alone."""
 
-    visit_ImportFrom = visit_Import
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        """Leave imports alone."""
 
     # Scopes
 
@@ -147,7 +148,9 @@ class _Finder(ast.NodeVisitor):
         self._in_function -= 1
         self._scopes.pop()
 
-    visit_AsyncFunctionDef = visit_FunctionDef
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+        """Do the same."""
+        self.visit_FunctionDef(node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         """Look at the body of a class."""

@@ -1,4 +1,4 @@
-"""Mutation study: how many small faults of the library do its tests notice?
+"""Mutation study: count how many small faults of the library its tests notice.
 
 ``python studies/mutation.py --sample 100 --seed 1`` draws mutants of ``src/fedclade`` (``mutants.py`` lists the kinds),
 runs for each the tests that call the function it is in, and prints the rate of killed mutants and the survivors.
@@ -503,12 +503,12 @@ def line_of(mutant: Mutant) -> str:
     return (REPOSITORY / mutant.path).read_text().splitlines()[mutant.line - 1]
 
 
-def draw(sample: int, seed: int, only: str) -> tuple[list[Mutant], list[tuple[Mutant, Rule]], int]:
+def draw(sample: int, seed: int, only: list[str]) -> tuple[list[Mutant], list[tuple[Mutant, Rule]], int]:
     """Return a sample of mutants, those that were drawn but skipped with their rules, and how many there are."""
     mutants: list[Mutant] = []
     for path in sorted((REPOSITORY / PACKAGE).rglob("*.py")):
         name = str(path.relative_to(REPOSITORY))
-        if fnmatch.fnmatchcase(name.removeprefix(f"{PACKAGE}/"), only):
+        if any(fnmatch.fnmatchcase(name.removeprefix(f"{PACKAGE}/"), pattern) for pattern in only):
             mutants += find_mutants(name, path.read_bytes())
     count = len(mutants)
     random.Random(seed).shuffle(mutants)
@@ -566,9 +566,9 @@ def judge(mutants: list[Mutant], folder: Path, results: Path, jobs: int) -> None
 
 
 def confirm(mutants: list[Mutant], folder: Path, results: Path) -> bool:
-    """Run the tests that killed mutants without any; forget the verdicts of those that fail, and return whether none does.
+    """Run the tests that killed mutants without a mutant; return whether all of them pass.
 
-    Such a test fails by itself now and then; it is not chosen any more.
+    A test that does not fails by itself now and then. Its verdicts are forgotten, and it is not chosen any more.
     """
     keys = {mutant.key for mutant in mutants}
     lines = read_lines(results)
@@ -622,15 +622,17 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=100, help="number of mutants (default: 100)")
     parser.add_argument("--seed", type=int, default=0, help="of the sample (default: 0)")
     parser.add_argument("--jobs", type=int, default=1, help="mutants, or test files, at a time (default: 1)")
-    parser.add_argument("--only", default="*", help="files of src/fedclade, as a pattern such as 'core/*'")
+    parser.add_argument("--only", nargs="+", default=["*"], help="files of src/fedclade, as patterns such as 'core/*'")
     parser.add_argument("--folder", type=Path, default=REPOSITORY / ".mutation", help="where it works")
     parser.add_argument("--least", type=float, default=0.92, help="with a lower rate it fails (default: 0.92)")
     parser.add_argument("--map", action="store_true", help="only see which test calls which function")
+    parser.add_argument("--known", action="store_true", help="leave out test files of which that is not known yet")
     chosen = parser.parse_args()
     folder: Path = chosen.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     preload()
-    update_map(folder, chosen.jobs)
+    if not chosen.known:
+        update_map(folder, chosen.jobs)
     if chosen.map:
         return
     mutants, skipped, count = draw(chosen.sample, chosen.seed, chosen.only)

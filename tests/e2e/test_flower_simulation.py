@@ -21,7 +21,7 @@ from test_deployment import EXAMPLE, SPLITS_IN_1, eventually, needs_proc, proces
 from fedclade import Run
 from fedclade.flower.from_config import RunConfig
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("default_signals")]
 
 ENGINE = "num-supernodes=4 client-resources-num-cpus=1 init-args-num-cpus=2"
 

@@ -14,6 +14,7 @@ from fedclade.algorithms import move_clusters as moved
 from fedclade.cli.report import report
 from fedclade.core.events import ClusterSplit, Event
 from fedclade.core.tree import ParameterTree
+from fedclade.report.page import RunView, run_page
 from fedclade.runs import events_of
 from tests.tiny import federation_of, linear
 
@@ -60,11 +61,29 @@ class Mine(Algorithm):
 )
 def test_the_report_of_a_method_of_ones_own_is_written_whatever_its_events_tell(details, tmp_path):
     folder = tmp_path / "run"
-    simulate(Mine(details=[details]), linear(), federation_of([0, 1, 0, 1]), rounds=2, engine="loop", folder=folder)
+    run = simulate(
+        Mine(details=[details]), linear(), federation_of([0, 1, 0, 1]), rounds=2, engine="loop", folder=folder
+    )
     assert {event["kind"] for event in Run.load(folder).events} == set(KINDS)
     report([folder])
-    assert (folder / "report.html").is_file()
     assert {path.name for path in (folder / "figures").iterdir()} == {"accuracy.png", "norms.png"}
+    page = (folder / "report.html").read_text()
+    accuracy = f"{100 * run.summary['accuracy']['mean']:.1f} %"
+    tables = tables_of(run)
+    assert ["2", "–", accuracy, accuracy] in tables["Mean accuracy by cluster"]
+    assert accuracy in page
+    assert all(title in page for title in tables)
+    silent = simulate(Mine(details=[]), linear(), federation_of([0, 1, 0, 1]), rounds=2, engine="loop")
+    assert silent.events == []
+    moved = tables.pop("Who came and went", [])
+    assert {row[1] for row in moved} <= {"joined", "left"}
+    assert tables == tables_of(silent), "what events of a method of one's own tell changes no number of the report"
+
+
+def tables_of(run: Run) -> dict[str, list[list[str]]]:
+    """Return the tables of a run's page by their titles."""
+    tables = [table for section in run_page(RunView(run)).sections for table in section.tables]
+    return {table.title: [list(row) for row in table.rows] for table in tables}
 
 
 def test_details_that_are_numbers_of_numpy_and_torch_are_written_as_json(tmp_path: Path):
