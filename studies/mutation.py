@@ -30,6 +30,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -331,10 +332,9 @@ class Choice:
                     self._callers[function].add(test)
             for function in found["shared"]:
                 self._sharers[function].add(file)
-        self._mentions = self._read_mentions()
 
-    @staticmethod
-    def _read_mentions() -> dict[str, set[str]]:
+    @cached_property
+    def _mentions(self) -> dict[str, set[str]]:
         """Return, by name, the functions whose text has this name, as a variable, an attribute or a keyword."""
         mentions: dict[str, set[str]] = defaultdict(set)
         for path in sorted((REPOSITORY / PACKAGE).rglob("*.py")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any
 
 import pytest
@@ -94,7 +95,12 @@ def test_a_rule_refuses_a_setting_or_heeds_it(case: Case, setting: str):
     if "momentum" in refused:
         spec = LocalTraining(**PLAIN | SETTINGS[setting] | {"momentum": 0.0})
     case.rule.check_training(spec)
-    assert not torch.equal(learned(case.rule, spec), learned(case.rule, LocalTraining(**PLAIN)))
+    assert not torch.equal(learned(case.rule, spec), learned_plainly(case.rule))
+
+
+@cache
+def learned_plainly(rule: LocalRule) -> torch.Tensor:
+    return learned(rule, LocalTraining(**PLAIN))
 
 
 def learned(rule: LocalRule, spec: LocalTraining) -> torch.Tensor:

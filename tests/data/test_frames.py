@@ -127,6 +127,11 @@ def test_a_column_of_texts_can_be_the_input() -> None:
             {"target": ("age", "days"), "task": "multilabel"},
             "the target 'age' of a multilabel task should be 0 or 1",
         ),
+        (
+            {"age": [0, 1, 1, 0, 0.5, 1, 1, 0], "days": [0, 1] * 4},
+            {"target": ("days", "age"), "task": "multilabel"},
+            "the target 'age' of a multilabel task should be 0 or 1, got 0.5",
+        ),
         ({}, {"task": "language"}, "the task of a table should be classification, binary, multilabel or regression"),
         ({}, {"text": "ward", "inputs": ("age",)}, "text = 'ward' is the only input; leave out inputs = ['age']"),
         ({"ward": [str(k) for k in range(8)]}, {}, "column 'ward' holds 8 different texts, too many to encode by"),
