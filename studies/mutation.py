@@ -41,7 +41,7 @@ PACKAGE = "src/fedclade"
 EQUIVALENTS = Path(__file__).with_name("mutation_equivalents.toml")
 
 BUDGET = 60.0
-"""Seconds of tests, as timed without a mutant, that a mutant has to survive."""
+"""Seconds of processor time, as measured without a mutant, of the tests that a mutant has to survive."""
 
 PATIENCE = 15.0
 """A mutant whose tests take this many times as long as without it hangs, and is killed. Other programs may be busy."""
@@ -197,16 +197,24 @@ class Recorder:
     """A pytest plugin that notes which functions each test calls, how long it takes, and whether it passes."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
+        self.seconds: dict[str, float] = {}
+        self.wall: dict[str, float] = {}
         self.failed: set[str] = set()
+        self._began = (0.0, 0.0)
 
     def pytest_runtest_logstart(self) -> None:
         """Forget what was called for other tests."""
         sys.modules["fedclade_hits"].seen.clear()
+        self._began = (processor_seconds(), time.monotonic())
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """Note the time of a test by the processor, which does not depend on other programs, and by the clock."""
+        cpu, wall = self._began
+        self.seconds[nodeid] = processor_seconds() - cpu
+        self.wall[nodeid] = time.monotonic() - wall
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Add up the time of a test."""
-        self.seconds[report.nodeid] += report.duration
+        """Note whether a test passes."""
         if report.outcome != "passed":  # nor may it be skipped: then it can kill nothing
             self.failed.add(report.nodeid)
 
@@ -241,7 +249,11 @@ def record(file: str, tree: Path, folder: Path, names: list[str]) -> Callable[[]
             "failed": sorted(recorder.failed),
             "shared": sorted(shared),
             "tests": {
-                node: {"seconds": round(seconds, 3), "calls": sorted(called[node] - shared)}
+                node: {
+                    "seconds": round(seconds, 3),
+                    "wall": round(recorder.wall[node], 3),
+                    "calls": sorted(called[node] - shared),
+                }
                 for node, seconds in recorder.seconds.items()
                 if node not in recorder.failed
             },
@@ -251,6 +263,12 @@ def record(file: str, tree: Path, folder: Path, names: list[str]) -> Callable[[]
         return 0
 
     return work
+
+
+def processor_seconds() -> float:
+    """Return the processor time of this process and of those that it has waited for."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def digest_of(path: Path) -> str:
@@ -315,6 +333,7 @@ class Choice:
     def __init__(self, known: dict[str, dict[str, Any]], unreliable: set[str]) -> None:
         self._unreliable = unreliable
         self.seconds: dict[str, float] = {}
+        self.wall: dict[str, float] = {}
         self._file_of: dict[str, str] = {}
         self._of_file: dict[str, list[str]] = {}
         self._callers: dict[str, set[str]] = defaultdict(set)
@@ -325,6 +344,7 @@ class Choice:
                 if test in unreliable:
                     continue
                 self.seconds[test] = measured["seconds"]
+                self.wall[test] = measured["wall"]
                 self._file_of[test] = file
                 self._of_file.setdefault(file, []).append(test)
                 self._breadth[test] = len(measured["calls"])
@@ -550,7 +570,7 @@ def judge(mutants: list[Mutant], folder: Path, results: Path, jobs: int) -> None
         compile_sources(tree)
         for mutant in share:
             tests = choice.tests(mutant)
-            limit = START + PATIENCE * sum(choice.seconds[test] for test in tests)
+            limit = START + PATIENCE * sum(choice.wall[test] for test in tests)
             verdict = try_mutant(mutant, tests, limit, tree, folder)
             line = json.dumps({"key": mutant.key, **asdict(mutant), **asdict(verdict)}) + "\n"
             with results.open("a") as file:

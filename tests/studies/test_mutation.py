@@ -195,7 +195,10 @@ def test_tests_that_call_a_function_are_chosen_before_others():
     function = f"{path}::draw"
 
     def known(**tests: list[str]) -> dict[str, object]:
-        return {"tests": {name: {"seconds": 1.0, "calls": calls} for name, calls in tests.items()}, "shared": []}
+        return {
+            "tests": {name: {"seconds": 1.0, "wall": 1.0, "calls": calls} for name, calls in tests.items()},
+            "shared": [],
+        }
 
     files = {
         "tests/a/test_whole.py": known(**{"tests/a/test_whole.py::x": [function, "more", "and more"]}),
