@@ -437,6 +437,11 @@ class Selection:
         chosen = [item for item in items if item.nodeid in self._place]
         items[:] = sorted(chosen, key=lambda item: self._place[item.nodeid])
 
+    def pytest_collectreport(self, report: Any) -> None:
+        """Note a test file that cannot be imported."""
+        if report.failed:
+            self.failed.append(report.nodeid)
+
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Note a failure."""
         if report.failed:

@@ -241,6 +241,11 @@ def test_rounding_changes_neither_the_clusters_nor_their_order():
         (10, 4800, 8),
         (40, 4800, 4),
         (100, 4800, 3),
+        (4, 899, 5),
+        (4, 900, 6),  # 150 examples in each part are plenty
+        (23, 5000, 6),  # 160 parts of all clients together
+        (6, 29, 2),
+        (6, 30, 3),  # no part has fewer than 10 examples
     ],
 )
 def test_parts_are_the_fewest_that_tell_one_client_and_more_where_data_are_plenty(clients, examples, parts):
