@@ -71,6 +71,9 @@ def parameter_lines(path: str, function: Callable[..., Any]) -> Iterator[str]:
         field = fields.get(parameter.name)
         if field is not None and field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
+            if dataclasses.is_dataclass(field.default_factory):  # whose own defaults are listed
+                yield f"{path}({parameter.name}={type(default).__name__}())"
+                continue
         yield f"{path}({parameter.name}={text_of(default)})"
 
 

@@ -28,6 +28,7 @@ PLAIN: dict[str, Any] = {"epochs": 2, "batch_size": 10, "lr": 0.1}
 SETTINGS: dict[str, dict[str, Any]] = {
     "epochs": {"epochs": 3},
     "batch_size": {"batch_size": 5},
+    "smallest_batch": {"smallest_batch": 7},
     "lr": {"lr": 0.05},
     "momentum": {"momentum": 0.5},
     "weight_decay": {"weight_decay": 0.5},
