@@ -173,7 +173,7 @@ class TableSource(DataSource):
     def with_key(self, key: int) -> TableSource:
         """Return the same tables with another number of the first client for its random draws."""
         source = replace(self, key=key)
-        source.__dict__["rows"] = self.rows  # which need not be prepared and reported again
+        object.__setattr__(source, "rows", self.rows)  # which need not be prepared and reported again
         return source
 
     @property

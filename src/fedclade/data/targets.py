@@ -51,9 +51,9 @@ def describe_targets(
 
 def encode_targets(rows: Rows, columns: tuple[str, ...], schema: DataSchema) -> Tensor:
     """Return the targets of a task, encoded by a schema; a SchemaError if a label is none of the schema's."""
-    if len(columns) > 1 or schema.task == "multilabel":
+    if len(columns) != 1 or schema.task == "multilabel":
         return _encode_several(rows, columns, schema.task)
-    column = columns[0]
+    (column,) = columns
     if schema.labels is None:
         return torch.from_numpy(rows.numbers(column)).to(torch.float32)
     if isinstance(schema.labels, int):
