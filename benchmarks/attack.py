@@ -144,7 +144,7 @@ def accuracy(
 ) -> float:
     """Return the honest clients' mean accuracy in the end, in percent."""
 
-    def client(context: Context) -> ClientHandler:
+    def client(context: Context, _agreed: object) -> ClientHandler:
         number = int(context.node_config["partition-id"])
         lies = lie is not None and number == LIAR and (not lie.forges or context.node_id == NODE + VICTIM)
         made = (Liar if lies else ClientHandler)(federation.alone(number), MODEL, number=number)

@@ -55,6 +55,7 @@ def test_the_page_has_every_limit_of_a_client_with_its_default():
         "imports": '""',
         "max-partings": "a quarter of its training examples",
         "max-clear": "half the parameters",
+        "share-schema": "unless it has differential privacy",
     }
     assert told == {key: shown.get(key, str(default)) for key, default in defaults.items()}
 
@@ -112,7 +113,7 @@ def test_messages_have_what_the_page_says(tmp_path: Path):
     assert set(app.heard) == set(told)
     for question, (says, carries, answers, gives) in told.items():
         heard = app.heard[question]
-        assert heard[0] - of_all == says | {"protocol"}, question
+        assert heard[0] - of_all - {"agreed"} == says | {"protocol"}, question
         assert (of_all <= heard[0]) == (question in ("train", "evaluate")), question
         assert heard[2] == answers | {"protocol"}, question
         assert {name for name in heard[1] if not name.isdigit()} == {name for name in carries if not name.isdigit()}

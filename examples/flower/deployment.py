@@ -58,7 +58,7 @@ class Deployment:
     share_secret
         Whether clients get a secret that the server does not have, by which they shuffle what travels.
     node_config
-        What is added to every node's config: ``"min-group=2"``.
+        What is added to every node's config: ``"min-group=2"``. In it ``{node}`` stands for the node's number.
     """
 
     def __init__(
@@ -259,7 +259,7 @@ class Deployment:
         if self._share_secret:
             config += f' secret-file="{self.keys / "clients.secret"}"'
         if self._node_config:
-            config += f" {self._node_config}"
+            config += " " + self._node_config.replace("{node}", str(node))
         self._start(
             _node_name(node),
             "flower-supernode",

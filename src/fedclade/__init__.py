@@ -81,6 +81,7 @@ from fedclade.core import (
     draw_with,
 )
 from fedclade.data import (
+    DataSchema,
     Federation,
     Pool,
     View,
@@ -139,6 +140,7 @@ __all__ = [
     "Comparison",
     "ConfigError",
     "DataError",
+    "DataSchema",
     "DifferentialPrivacy",
     "Ditto",
     "EarlyStopping",

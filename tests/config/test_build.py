@@ -9,8 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fedclade.cli.app import app
-from fedclade.config import Building, check_config, read_config
+from fedclade.config import Building, build_schema, check_config, read_config
 from fedclade.core import ConfigError, DataError
+from fedclade.data import DataSchema
 from fedclade.runs import Run
 
 
@@ -78,3 +79,27 @@ def test_what_cannot_be_built_is_told(tmp_path: Path):
         Building.read("digits").build(tmp_path)
     with pytest.raises(DataError, match=r"it has no federation\.json"):
         check_config({"data": {"folder": str(tmp_path)}}).federation()
+
+
+def test_the_schema_of_files_is_written_and_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("h").mkdir()
+    for name, city in (("north", "bern"), ("south", "rome")):
+        rows = ["city,age,back", f"{city},3,no", "oslo,4,yes", "oslo,5,yes"]
+        Path(f"h/{name}.csv").write_text("\n".join(rows) + "\n")
+    call = CliRunner().invoke
+    written = call(app, ["data", "schema", "h", "--set", "data.target=back", "--out", "schema.json"])
+    assert written.exit_code == 0, written.output
+    assert DataSchema.load("schema.json").as_dict() == {
+        "inputs": {"city": ["bern", "oslo", "rome"], "age": "number"},
+        "target": ["back"],
+        "task": "classification",
+        "labels": ["no", "yes"],
+    }
+    again = call(app, ["data", "schema", "h", "--set", "data.target=back", "--out", "schema.json"])
+    assert again.exit_code != 0
+    with pytest.raises(ConfigError, match="a schema is of tables in files, and 'digits' names none by"):
+        build_schema("digits")
+    one = ["data", "schema", "h/north.csv", "--set", "data.target=back", "--set", "data.schema=schema.json"]
+    assert call(app, [*one, "--out", "again.json"]).exit_code == 0
+    assert Path("again.json").read_text() == Path("schema.json").read_text()

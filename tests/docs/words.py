@@ -81,7 +81,7 @@ def check_fedclade(arguments: Sequence[str]) -> None:
     command, given = parsed(arguments)
     changes = [*(given.get("override") or [])]
     changes += [f"{key}={given[key]}" for key in ("seed", "rounds", "engine") if given.get(key) is not None]
-    if command == "data build":
+    if command in ("data build", "data schema"):
         Path("hospitals").mkdir(exist_ok=True)
         Path("hospitals/north.csv").write_text("age,readmitted\n1,0\n")
         Building.read(given["source"], changes)

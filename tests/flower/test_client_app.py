@@ -16,6 +16,7 @@ from fedclade.channel.encoding import ENCODINGS
 from fedclade.channel.ledger import Budget, Ledger
 from fedclade.channel.privacy import DifferentialPrivacy
 from fedclade.core.errors import ConfigError, UpdateError
+from fedclade.data import DataSchema
 from fedclade.flower import LocalGrid, LocalNode, client_app, server_app, wire
 from fedclade.flower.client_app import MOST_READY, app_for, node_settings
 from fedclade.flower.policy import Policy
@@ -112,7 +113,8 @@ def test_what_a_node_config_leaves_out_is_none(tmp_path: Path):
 def test_a_client_is_made_once_and_the_oldest_of_very_many_let_go():
     made: list[int] = []
 
-    def make(context: Context) -> Any:
+    def make(context: Context, agreed: DataSchema | None) -> Any:
+        assert agreed is None
         made.append(context.node_id)
         return handler_of(0)
 

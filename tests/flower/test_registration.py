@@ -37,7 +37,7 @@ def test_a_client_says_who_it_is_and_what_its_examples_look_like():
     assert one.shape == ((6,), 4, "classification", 0)
     assert one.secret == ""
     assert one.task == "classification: cross_entropy; accuracy"
-    assert one.kind == (one.layout, one.shape, "", one.task)
+    assert one.kind == (one.layout, one.shape, "", one.task, "")
 
 
 def test_what_it_keeps_to_itself_is_none():
@@ -61,6 +61,8 @@ def test_what_it_keeps_to_itself_is_none():
         ({"task": None}, "'task' should be of type str, got None"),
         ({"name": None}, "'name' should be of type str, got None"),
         ({"layout": "mine"}, "'layout' should be a digest in hexadecimal, got 'mine'"),
+        ({"encoding": "mine"}, "'encoding' should be a digest in hexadecimal, got 'mine'"),
+        ({"encoding": None}, "'encoding' should be of type str, got None"),
         ({"secret": "ab" * 500}, "'secret' should be a digest in hexadecimal, got 'ababab"),
         ({"schema": "{"}, "'schema' is not JSON"),
         ({"schema": "[" * 5000}, "'schema' is not JSON"),

@@ -8,12 +8,13 @@ import json
 import re
 from functools import cache
 
+import pyarrow as pa
 import pytest
 import torch
 from torch import nn
 
 import fedclade
-from fedclade import CFL, ConfigError, LocalTraining, Run, RunError, Signature
+from fedclade import CFL, ConfigError, LocalTraining, Run, RunError, Signature, assign, simulate
 from fedclade.algorithms import ALGORITHMS, Local
 from fedclade.data import Federation
 from fedclade.runs.store.newcomers import score_columns
@@ -198,6 +199,22 @@ def test_newcomers_with_other_inputs_are_refused():
     told = r"the run's models have 650 entries, but a mclr for the newcomers' data \(synthetic, 3 clients.*\) has \d+; "
     with pytest.raises(RunError, match=told + "newcomers need inputs and labels like those of the run: digits, 8"):
         fedclade.assign(run_of("cfl"), other)
+
+
+def test_newcomers_whose_table_is_encoded_otherwise_are_refused():
+    """With as many categories as the run's clients the models would fit, and mean something else."""
+
+    def hospital(cities: tuple[str, str], **settings) -> Federation:
+        back = {"city": [*cities] * 20, "back": ["yes", "no"] * 20, "id": ["a"] * 20 + ["b"] * 20}
+        return fedclade.federation_from_frame(pa.table(back), "id", "back", **settings)
+
+    run = simulate("fedavg", "mclr", hospital(("oslo", "bern")), rounds=1)
+    with pytest.raises(
+        RunError, match="encoded otherwise than the run's: column 'city=rome' is only in the newcomers' da"
+    ):
+        assign(run, hospital(("oslo", "rome")))
+    schema = fedclade.DataSchema.read({"inputs": {"city": ["bern", "oslo"]}, "labels": ["no", "yes"]})
+    assert len(assign(run, hospital(("oslo", "oslo"), schema=schema)).rows) == 2
 
 
 def test_tables_are_written_as_csv_and_json_and_replace_older_ones(tmp_path):

@@ -1,4 +1,4 @@
-"""The command ``data build``: data in a folder that runs map, in place of memory."""
+"""The commands ``data build``, for data in a folder that runs map in place of memory, and ``data schema``."""
 
 from __future__ import annotations
 
@@ -11,16 +11,10 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from fedclade.cli import options
 from fedclade.cli.console import new_console, say
-from fedclade.config import Building
+from fedclade.config import Building, build_schema
+from fedclade.core import ConfigError
 
-app = typer.Typer(
-    name="data", help="Put data in a folder, for federations that memory does not hold.", no_args_is_help=True
-)
-
-
-@app.callback()  # without which the only command would have no name
-def data() -> None:
-    """Put data in a folder, for federations that memory does not hold."""
+app = typer.Typer(name="data", help="Put data in a folder, or write the schema of tables.", no_args_is_help=True)
 
 
 @app.command()
@@ -58,3 +52,26 @@ def build(
     say(console, f"data folder: {out}")
     if not quiet:
         say(console, f'take it by: fedclade run CONFIG, with folder = "{out}" alone in [data]')
+
+
+@app.command()
+def schema(
+    source: Annotated[str, typer.Argument(help="A config; or files, or their folder.")],
+    out: Annotated[Path, typer.Option("--out", help="JSON file to write; it must not exist yet.")],
+    data_dir: options.DataDir = None,
+    override: options.Set = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Write the schema of tables: columns, categories, labels and words, by which all clients encode their data.
+
+    A run takes it by schema = "FILE" in its data section. The file holds values of the data: look at it before it is
+    given to others, and add what only other clients have.
+
+    Example: fedclade data schema hospitals --set data.target=readmitted --out schema.json
+    """
+    if out.exists():
+        raise ConfigError(f"{out} exists already; name another file, or remove it")
+    found = build_schema(source, options.overrides(override), data_dir)
+    found.save(out)
+    if not quiet:
+        say(new_console(), f'schema: {out}; take it by schema = "{out}" in [data]')

@@ -4,7 +4,7 @@ The command line, the network and the papers import it; it imports the rooms who
 """
 
 from fedclade.config.batch import Batch, run_name
-from fedclade.config.build import Building
+from fedclade.config.build import Building, build_schema
 from fedclade.config.check import WRITTEN_ONLY, check_config, read_config
 from fedclade.config.scenario import Printed, Scenario, is_scenario, known_scales, read_scenario, read_scenarios
 from fedclade.config.settings import Config
@@ -19,6 +19,7 @@ __all__ = [
     "Scenario",
     "apply_overrides",
     "as_override",
+    "build_schema",
     "check_config",
     "config_folder",
     "find_config",

@@ -12,7 +12,7 @@ from fedclade.config.data import with_files_found
 from fedclade.config.settings import Config
 from fedclade.config.toml_files import Section, apply_overrides, find_config, read_toml
 from fedclade.core import ConfigError, DataError, check_arguments
-from fedclade.data import SOURCES, OnClients, PlantedSettings, write_federation, write_planted
+from fedclade.data import SOURCES, DataSchema, OnClients, PlantedSettings, write_federation, write_planted
 
 PLANTED = "planted"
 """Name of data that is made up block by block, for any number of clients."""
@@ -68,6 +68,24 @@ class Building:
 @dataclass(frozen=True, kw_only=True)
 class _Top:
     seed: int = 0
+
+
+def build_schema(source: str, overrides: Sequence[str] = (), data_dir: str | Path | None = None) -> DataSchema:
+    """Return the schema of the tables that a config or files name.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such source, with all problems of its config, or if it names no files.
+    DataError
+        If the files cannot be read.
+    """
+    raw, folder = _raw(source)
+    apply_overrides(raw, overrides)
+    config = check_config(with_files_found(raw, folder), on_network=True)
+    if "files" not in config.data:
+        raise ConfigError(f"a schema is of tables in files, and {source!r} names none by data.files")
+    return config.own_files(data_dir).propose().schema
 
 
 def _raw(source: str) -> tuple[Section, Path]:

@@ -68,8 +68,8 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         raise type(error)("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from error
 
 
-def check_config(raw: Mapping[str, Any]) -> Config:
-    """Check a config and fill in its defaults.
+def check_config(raw: Mapping[str, Any], *, on_network: bool = False) -> Config:
+    """Check a config and fill in its defaults; on a network each client may have one file.
 
     Raises
     ------
@@ -83,7 +83,7 @@ def check_config(raw: Mapping[str, Any]) -> Config:
             problems.add(unknown("section", key, SECTIONS))
     sections = {name: _section(raw, name, problems) for name in SECTIONS}
     right: dict[str, Any] = {"top": problems.building("", TopLevel, top_settings)}
-    data, data_is_right = _data(sections["data"], problems)
+    data, data_is_right = _data(sections["data"], problems, on_network=on_network)
     model = _model(sections["model"], problems)
     algorithm, built = _algorithm(sections["algorithm"], problems)
     right |= {name: problems.building(name, kind, sections[name]) for name, kind in FIXED.items()}
@@ -213,10 +213,10 @@ def _target(section: Section, problems: _Problems) -> Section:
     return section
 
 
-def _data(section: Section, problems: _Problems) -> tuple[Section, bool]:
+def _data(section: Section, problems: _Problems, *, on_network: bool) -> tuple[Section, bool]:
     """Return the data section, and if it is right; its keys are ``load_federation``'s, source's and partition's."""
     if is_own_data(section):
-        own = problems.collect("data", check_own_data, section)
+        own = problems.collect("data", check_own_data, section, on_network=on_network)
         return (section, False) if own is None else (own, True)
     name = str(section.get("name", "digits"))
     partition = problems.collect("data", partition_named, section.get("partition", "iid"))

@@ -30,6 +30,7 @@ from fedclade.data import (
     FilesSettings,
     OwnSettings,
     Pool,
+    TableSource,
     augment_of,
     federation,
     load_federation,
@@ -56,17 +57,19 @@ def is_own_data(section: Section) -> bool:
 
 def with_files_found(raw: Section, folder: Path) -> Section:
     """Return a config whose files can be found from anywhere, if they are here or in the config's folder."""
-    return _with_trace_found(_with_data_found(raw, folder), folder)
+    raw = _with_file_found(raw, folder, "presence", "trace")
+    return _with_data_found(_with_file_found(raw, folder, "data", "schema"), folder)
 
 
-def _with_trace_found(raw: Section, folder: Path) -> Section:
-    section = raw.get("presence")
-    trace = section.get("trace") if isinstance(section, Mapping) else None
-    if not isinstance(trace, str):
+def _with_file_found(raw: Section, folder: Path, name: str, key: str) -> Section:
+    """Return a config in which the file that one key names can be found from anywhere."""
+    section = raw.get(name)
+    file = section.get(key) if isinstance(section, Mapping) else None
+    if not isinstance(file, str):
         return raw
     for place in (Path(), folder):
-        if (place / trace).is_file():
-            return {**raw, "presence": {**raw["presence"], "trace": str((place / trace).absolute())}}
+        if (place / file).is_file():
+            return {**raw, name: {**raw[name], key: str((place / file).absolute())}}
     return raw
 
 
@@ -85,8 +88,8 @@ def _with_data_found(raw: Section, folder: Path) -> Section:
     return raw
 
 
-def check_own_data(section: Section) -> Section:
-    """Return the section with its defaults.
+def check_own_data(section: Section, *, on_network: bool = False) -> Section:
+    """Return the section with its defaults; on a network each client may have one file.
 
     Raises
     ------
@@ -95,7 +98,7 @@ def check_own_data(section: Section) -> Section:
     """
     if "folder" in section:
         return _check_folder(section)
-    return _check_files(section) if "files" in section else _check_function(section)
+    return _check_files(section, on_network=on_network) if "files" in section else _check_function(section)
 
 
 def load_data(section: Section, task: TaskKind | None, data_dir: str | Path | None, **from_config: Any) -> Federation:
@@ -114,9 +117,19 @@ def load_data(section: Section, task: TaskKind | None, data_dir: str | Path | No
         return _from_folder(FolderSettings(**section), from_config)
     if "files" not in section:
         return _federation_of(section, task, data_dir, from_config)
-    of_files = _those_of(section, known_arguments(FilesSettings))
-    settings = OwnSettings(**_those_of(section, known_arguments(OwnSettings)), **from_config)
-    return FilesSettings(**of_files).federation(settings, task, data_dir)
+    files, settings = _files_settings(section, from_config)
+    return files.federation(settings, task, data_dir)
+
+
+def open_files(section: Section, task: TaskKind | None, data_dir: str | Path | None, **from_config: Any) -> TableSource:
+    """Read the files that a section names, and encode nothing yet."""
+    files, settings = _files_settings(section, from_config)
+    return files.source(settings, task, data_dir)
+
+
+def _files_settings(section: Section, from_config: Mapping[str, Any]) -> tuple[FilesSettings, OwnSettings]:
+    files = FilesSettings(**_those_of(section, known_arguments(FilesSettings)))
+    return files, OwnSettings(**_those_of(section, known_arguments(OwnSettings)), **from_config)
 
 
 def _shared_out(source: str | Pool, section: Section, from_config: Mapping[str, Any]) -> Federation:
@@ -167,7 +180,7 @@ def _check_held_back(found: Federation, which: str, from_config: Mapping[str, An
     require(("newcomers.clients", from_config["newcomers"], from_config["newcomers"] in (0, held_back), rule))
 
 
-def _check_files(section: Section) -> Section:
+def _check_files(section: Section, *, on_network: bool) -> Section:
     takers = FilesSettings, OwnSettings
     known = [key for key in known_arguments(takers) if key not in FROM_CONFIG]
     shared = [key for key in section if key not in known and key in known_arguments(load_federation)]
@@ -177,6 +190,8 @@ def _check_files(section: Section) -> Section:
     if "target" not in fitted:
         raise ConfigError("data.target should name the column to predict, got none")
     found = FilesSettings(**_those_of(fitted, known_arguments(FilesSettings)))
+    if not on_network:
+        found.check_clients()
     OwnSettings(**_those_of(fitted, known_arguments(OwnSettings)))
     return {**defaults(takers, FROM_CONFIG), **fitted, "name": found.title}
 

@@ -11,10 +11,10 @@ from torch import nn
 
 from fedclade.algorithms import Algorithm, algorithm_class, build_algorithm
 from fedclade.channel import Adversary, Faults, Mechanism, Signature, mechanism_of
-from fedclade.config.data import load_data
+from fedclade.config.data import load_data, open_files
 from fedclade.config.toml_files import Section
 from fedclade.core import Aggregation, DataSpec, LocalTraining, require
-from fedclade.data import Federation
+from fedclade.data import Federation, TableSource
 from fedclade.models import PARTS, Parts
 from fedclade.runs import Callback, Churn, EarlyStopping, Every, OnRound, Run, RunSettings, Stream, module_for, simulate
 from fedclade.tasks import Task, build_task
@@ -239,6 +239,10 @@ class Config:
         """Load the data and share it out; raises what :func:`fedclade.load_federation` raises."""
         late = {"newcomers": self.newcomers.clients, "newcomer_samples": self.newcomers.samples_per_client}
         return load_data(self.data, self.task.task.kind, data_dir, seed=self.top.seed, **late)
+
+    def own_files(self, data_dir: str | Path | None = None) -> TableSource:
+        """Read the files that ``[data]`` names, and encode nothing yet."""
+        return open_files(self.data, self.task.task.kind, data_dir, seed=self.top.seed)
 
     def run(
         self,

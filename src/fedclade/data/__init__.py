@@ -3,6 +3,7 @@
 Runs, the network, configs and the papers import it; it imports :mod:`fedclade.core` alone.
 """
 
+from fedclade.data.agreement import Agreement, Encoding, Proposal, agree, encode_by
 from fedclade.data.arrays import InputKind
 from fedclade.data.augment import Augment, augment_of
 from fedclade.data.cache import cache_folder
@@ -16,13 +17,14 @@ from fedclade.data.federation import Federation
 from fedclade.data.files import FilesSettings, matches, read_sheet
 from fedclade.data.folder import open_folder
 from fedclade.data.folder_writing import ClientBlock, OnClients, write_federation, write_folder
-from fedclade.data.frames import federation_from_frame
+from fedclade.data.frames import TableSource, federation_from_frame
 from fedclade.data.load import check_data_settings, check_newcomers, load_federation
 from fedclade.data.own import OwnSettings, federation
 from fedclade.data.partition import PARTITIONS, Partition, Parts, partition_named, partition_pool
 from fedclade.data.planted import PlantedSettings, write_planted
 from fedclade.data.poisoned import Backdoor, LabelFlip, poisoned
 from fedclade.data.pool import Pool
+from fedclade.data.schema import DataSchema, InputColumn, SchemaError, name_differences, read_declared, show_some
 from fedclade.data.sheets import Rows, Sheet
 from fedclade.data.shift import SHIFTS, Shift, View, shift_named, shift_views
 from fedclade.data.sources import SOURCES, Source, load_pool
@@ -34,15 +36,19 @@ __all__ = [
     "PARTITIONS",
     "SHIFTS",
     "SOURCES",
+    "Agreement",
     "Augment",
     "Backdoor",
     "ClientBlock",
     "ClientData",
     "ClientTable",
     "ColumnRoles",
+    "DataSchema",
     "Drift",
+    "Encoding",
     "Federation",
     "FilesSettings",
+    "InputColumn",
     "InputKind",
     "LabelFlip",
     "Notation",
@@ -52,24 +58,30 @@ __all__ = [
     "Parts",
     "PlantedSettings",
     "Pool",
+    "Proposal",
     "Rows",
+    "SchemaError",
     "Sheet",
     "Shift",
     "Source",
     "SplitRows",
     "Stage",
+    "TableSource",
     "View",
+    "agree",
     "augment_of",
     "cache_folder",
     "check_data_settings",
     "check_newcomers",
     "concepts",
+    "encode_by",
     "federation",
     "federation_from_frame",
     "load_federation",
     "load_pool",
     "mapped",
     "matches",
+    "name_differences",
     "one_client",
     "open_folder",
     "partition_named",
@@ -77,10 +89,12 @@ __all__ = [
     "poisoned",
     "pool_from_torch",
     "prepare_sheets",
+    "read_declared",
     "read_sheet",
     "rescaled",
     "shift_named",
     "shift_views",
+    "show_some",
     "statistics",
     "write_federation",
     "write_folder",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, get_args
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedclade.core import ArrayMapping, ClientRegistry, DataError, Displayed, Indices, Positions, Split, checked
+from fedclade.data.agreement import Encoding
 from fedclade.data.arrays import whole_number
 from fedclade.data.augment import Augment, augment_of
 from fedclade.data.client_data import ClientData, check_held, no_examples
@@ -45,6 +46,8 @@ class Federation(Displayed):
         inputs do. It treats each example by itself, and draws from torch's generators.
     stages
         What clients hold from later rounds on, where their data changes during a run; of a table, none.
+    encoding
+        The schema that tables or texts were encoded by; None for data that came as numbers.
 
     Raises
     ------
@@ -60,6 +63,7 @@ class Federation(Displayed):
     newcomers: Federation | None = None
     augment: Augment | None = None
     stages: tuple[Stage, ...] = ()
+    encoding: Encoding | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "augment", augment_of(self.augment))

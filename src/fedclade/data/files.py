@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import glob
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedclade.core import ConfigError, DataError, TaskKind, require, shown
 from fedclade.data.cell_values import Notation
 from fedclade.data.csv_format import DEFAULT_SEPARATORS, CsvFile, is_encoding, is_separator
 from fedclade.data.federation import Federation
-from fedclade.data.frames import Chosen, federation_from_sheets
+from fedclade.data.frames import Chosen, TableSource
 from fedclade.data.own import OwnSettings
+from fedclade.data.schema import DataSchema, read_declared
 from fedclade.data.sheets import Sheet, Table
 
 PARQUET = ".parquet"
@@ -43,6 +46,9 @@ class FilesSettings:
         Decimal mark of numbers, ``.`` or ``,``; detected if left out.
     dates
         Format of dates, such as ``%d.%m.%Y``, in the codes of Python's ``strptime``; detected if left out.
+    schema
+        The columns, with their categories, and the labels: the fields of :class:`DataSchema`, or the path of a JSON
+        file that has them. By default, what the files have.
     """
 
     files: str
@@ -56,6 +62,7 @@ class FilesSettings:
     decimal: str | None = None
     encoding: str | None = None
     dates: str | None = None
+    schema: Mapping[str, Any] | str | None = None
 
     def __post_init__(self) -> None:
         separator, encoding = self.separator, self.encoding
@@ -68,16 +75,28 @@ class FilesSettings:
         )
         if Path(self.files).is_dir():
             raise ConfigError(f"files = {self.files!r} is a folder; say which files in it, as '{self.files}/*.csv'")
+        self.chosen()
+        if isinstance(self.schema, Mapping):
+            DataSchema.read(self.schema)
+
+    def check_clients(self) -> None:
+        """Check that there are several clients, as a simulation needs them; a ConfigError if there is one file."""
         if self.client is None and not glob.has_magic(self.files):
             raise ConfigError(
                 f"files = {self.files!r} is one file; say by client = ... which column says whose a row is"
             )
-        self.chosen()
 
     def federation(
         self, settings: OwnSettings, task: TaskKind | None = None, data_dir: str | Path | None = None
     ) -> Federation:
         """Read the files; raises what :func:`federation_from_frame` raises, and a DataError if no file matches."""
+        self.check_clients()
+        return self.source(settings, task, data_dir).federation()
+
+    def source(
+        self, settings: OwnSettings, task: TaskKind | None = None, data_dir: str | Path | None = None
+    ) -> TableSource:
+        """Read the files, and encode nothing yet."""
         paths = self._paths(data_dir)
         if self.client is None and len({path.stem for path in paths}) < len(paths):
             twice = next(path for path in paths if sum(path.stem == other.stem for other in paths) > 1)
@@ -86,7 +105,8 @@ class FilesSettings:
                 "so their names should differ"
             )
         sheets = [read_sheet(path, self.separator, self.encoding) for path in paths]
-        return federation_from_sheets(sheets, self.chosen(task), self.title, settings)
+        schema = read_declared(self.schema)
+        return TableSource(sheets, self.chosen(task), self.title, settings, schema=schema)
 
     def chosen(self, task: TaskKind | None = None) -> Chosen:
         """Return which columns are what."""

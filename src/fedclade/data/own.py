@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypedDict, Unpack, get_args
 
 import numpy as np
@@ -11,12 +13,14 @@ import torch
 from torch import Tensor
 
 from fedclade.core import ConfigError, DataError, Indices, TaskKind, checked, require, rng, shown, unknown
+from fedclade.data.agreement import DataSource, Encoding, Proposal, frequent_first
 from fedclade.data.arrays import InputKind, check_input_kind, inputs_as
 from fedclade.data.augment import Augment, augment_of
 from fedclade.data.federation import ClientData, Federation
 from fedclade.data.holdout import set_aside
 from fedclade.data.pool import Columns, Pool
 from fedclade.data.reading import is_dataset, is_pair, read_parts
+from fedclade.data.schema import DataSchema, SchemaError, read_declared
 from fedclade.data.standardize import Standardize, standardized
 from fedclade.data.words import SPECIALS, build_vocabulary, encode, pad, split_words
 
@@ -117,6 +121,7 @@ def federation(
     name: str = "custom",
     labels: int | None = None,
     true_clusters: Mapping[str, int] | None = None,
+    schema: DataSchema | str | Path | None = None,
     **options: Unpack[OwnOptions],
 ) -> Federation:
     """Make a federation of clients that each have data of their own.
@@ -136,6 +141,9 @@ def federation(
         Number of labels, or of words in language data, where the examples need not have them all.
     true_clusters
         By name, where they are known; for scoring only.
+    schema
+        For texts: a :class:`DataSchema` with the words of the vocabulary, or the path of a JSON file with one. By
+        default, the words of the training texts. Over a network all clients then agree on one vocabulary.
     **options
         Fields of :class:`~fedclade.data.OwnSettings`, such as ``standardize="federated"``.
 
@@ -156,6 +164,7 @@ def federation(
     Federation('custom, 2 clients')
     """
     settings = OwnSettings(**options)
+    declared = read_declared(schema)
     if not isinstance(clients, Mapping) or not clients:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise DataError(f"clients should be a mapping of names to data, of at least 1, got {shown(clients)}")
     parts = {client: _splits(client, data) for client, data in clients.items()}
@@ -172,7 +181,77 @@ def federation(
         for client in parts
     ]
 
-    return own_federation(held, read.x, read.y, settings, true_clusters, name=name, task=read.task, outputs=labels)
+    if isinstance(read.x, Tensor):
+        if declared is not None:
+            raise ConfigError("a schema of federation() is for texts, got inputs that are numbers; leave it out")
+        return own_federation(held, read.x, read.y, settings, true_clusters, name=name, task=read.task, outputs=labels)
+    source = TextSource(held, read.x, read.y, settings, true_clusters, name, read.task, labels, declared)
+    return source.federation()
+
+
+@dataclass(frozen=True, eq=False)
+class TextSource(DataSource):
+    """Texts of clients that are in no table, and all that says how a federation is made of them."""
+
+    held: Sequence[Held]
+    texts: list[str]
+    y: Tensor
+    settings: OwnSettings
+    true_clusters: Mapping[str, int] | None
+    name: str
+    task: TaskKind
+    labels: int | None
+    schema: DataSchema | None = None
+
+    def federation(self) -> Federation:
+        """Return the federation, encoded by the declared words, or else by those of the training texts."""
+        if self.schema is None:
+            return self._encode(DataSchema())
+        return self.encode(self.schema)
+
+    def propose(self) -> Proposal:
+        """Return the vocabulary of this client's training texts, or the declared one."""
+        if self.schema is not None:
+            return Proposal(self._completed(self.schema), is_fixed=True)
+        words, counts = count_words(self.held, self.texts, self.settings)
+        schema = self._completed(DataSchema(words=words))
+        return Proposal(schema, word_counts=counts, vocabulary_size=self.settings.vocabulary_size)
+
+    def encode(self, schema: DataSchema) -> Federation:
+        """Return the federation, encoded by the words of a schema."""
+        if not schema.words or schema.inputs:
+            raise SchemaError("the schema is of a table, and the data is texts outside of a table")
+        if schema.task not in (None, self.task):
+            raise SchemaError(f"the task is {self.task}, and that of the schema is {schema.task}")
+        return self._encode(schema)
+
+    def _completed(self, schema: DataSchema) -> DataSchema:
+        """Return a schema with task and labels, which a declared one may leave out."""
+        labels = schema.labels
+        if labels is None and self.task == "classification":
+            labels = self.labels or int(self.y.max()) + 1
+        return replace(schema, task=self.task, labels=labels)
+
+    def _encode(self, schema: DataSchema) -> Federation:
+        """Return the federation, encoded by a schema; without words by those of the training texts."""
+        schema = self._completed(schema)
+        made = own_federation(
+            self.held,
+            self.texts,
+            self.y,
+            self.settings,
+            self.true_clusters,
+            name=self.name,
+            task=self.task,
+            outputs=schema.labels if isinstance(schema.labels, int) else self.labels,
+            words=schema.words,
+        )
+        encoding = Encoding(
+            replace(schema, words=made.pool.vocabulary),
+            is_declared=self.schema is not None,
+            source=self if len(self.held) == 1 else None,
+        )
+        return replace(made, encoding=encoding)
 
 
 def own_federation(
@@ -184,22 +263,28 @@ def own_federation(
     *,
     name: str,
     columns: Columns | None = None,
+    words: tuple[str, ...] = (),
+    first_key: int = 0,
     **more: Any,
 ) -> Federation:
-    """Set aside what clients bring no data for, hold newcomers back, and make the pool and the federation."""
+    """Set aside what clients bring no data for, hold newcomers back, and make the pool and the federation.
+
+    Texts are encoded by the vocabulary ``words``, or if that is empty by the words of the training texts. Clients draw
+    by keys from ``first_key`` on.
+    """
     n = len(held) - settings.newcomers
     rule = f"below the number of clients ({len(held)})"
     require(("newcomers.clients", settings.newcomers, n >= 1, rule))
     late = set(rng.generator(settings.seed, "newcomers").permutation(len(held))[n:].tolist())
     places = [*(k for k in range(len(held)) if k not in late), *sorted(late)]
-    members = [_client(i, k, held[k], settings, newcomer=i >= n) for i, k in enumerate(places)]
+    members = [_client(i, first_key + k, held[k], settings, newcomer=i >= n) for i, k in enumerate(places)]
     train = np.concatenate([client.train for client in members[:n]])
     test = np.concatenate([client.test for client in members[:n]])
     vocabulary: tuple[str, ...] = ()
     if isinstance(x, Tensor):
         x = inputs_as(x, settings.inputs_are, "inputs")
     else:
-        x, vocabulary = _tokens(x, train, settings)
+        x, vocabulary = _tokens(x, train, settings, words)
     if settings.standardize != "none":
         x, columns = standardized(x, columns, members[:n], members[n:], settings.standardize)
     pool = Pool.of_examples(name, x, y, train, test, vocabulary=vocabulary, columns=columns, **more)
@@ -213,11 +298,27 @@ def own_federation(
     return of(members[:n], of(members[n:]) if late else None)
 
 
-def _tokens(texts: Sequence[str], train: Indices, settings: OwnSettings) -> tuple[Tensor, tuple[str, ...]]:
-    """Return texts as tokens ``[N, max_words]``, and their vocabulary, which is that of the training texts."""
+def _tokens(
+    texts: Sequence[str], train: Indices, settings: OwnSettings, vocabulary: tuple[str, ...]
+) -> tuple[Tensor, tuple[str, ...]]:
+    """Return texts as tokens ``[N, max_words]``, and their vocabulary, by default that of the training texts."""
     words = [split_words(text) for text in texts]
-    vocabulary = build_vocabulary([words[row] for row in train], settings.vocabulary_size)
+    vocabulary = vocabulary or build_vocabulary([words[row] for row in train], settings.vocabulary_size)
     return torch.from_numpy(pad(encode(words, vocabulary), settings.max_words)), vocabulary
+
+
+def count_words(
+    held: Sequence[Held], texts: Sequence[str], settings: OwnSettings, first_key: int = 0
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Return the vocabulary of the clients' training texts, and how often each word but the specials is in them."""
+    counts: Counter[str] = Counter()
+    for place, each in enumerate(held):
+        client = _client(place, first_key + place, each, settings, newcomer=False)
+        for row in client.train.tolist():
+            counts.update(split_words(texts[int(row)]))
+    frequent = frequent_first(counts)[: settings.vocabulary_size - len(SPECIALS)]
+    words = tuple(word for word, _ in frequent)
+    return (*SPECIALS, *words), tuple(count for _, count in frequent)
 
 
 def _client(number: int, key: int, held: Held, settings: OwnSettings, newcomer: bool) -> ClientData:

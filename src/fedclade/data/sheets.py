@@ -14,12 +14,13 @@ from torch import Tensor
 from fedclade.core import DataError, shown, unknown
 from fedclade.data.cell_values import first_other_text
 from fedclade.data.csv_format import CsvFile
+from fedclade.data.schema import MOST_CATEGORIES, InputColumn, SchemaError
 
 Table = Any
 """A ``pyarrow.Table``: pyarrow is imported where a table is read."""
 
-MOST_CATEGORIES = 1000
-"""Different texts of a column that is encoded by category."""
+SHOWN_CATEGORIES = 5
+"""Number of known categories that a message lists."""
 
 ColumnKind = Literal["whole", "number", "bool", "text"]
 
@@ -46,6 +47,7 @@ class Rows:
 
     def __init__(self, sheets: Sequence[Sheet]) -> None:
         self.sheets, self.tables = sheets, [sheet.table for sheet in sheets]
+        self._found: dict[str, tuple[NDArray[np.str_], NDArray[np.int64]]] = {}
         for sheet in sheets:
             if sheet.table.num_rows == 0:
                 raise DataError(f"{sheet.where} has no rows")
@@ -125,24 +127,87 @@ class Rows:
                 fix = rule or "fill it in, or leave the row or the column out"
                 raise DataError(f"{sheet.where}: column {column!r} has {what} in row {first + 1}{more}; {fix}")
 
-    def encoded(self, columns: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
-        """Return input columns as float64 ``[N, F]``, and what each is called."""
-        parts: list[NDArray[Any]] = []
-        names: list[str] = []
+    def categories(self, column: str) -> tuple[str, ...]:
+        """Return the categories of a column in sorted order, with those that a pandas data frame declares."""
+        found, _ = self._categories_of(column)
+        declared = {category for table in self.tables for category in _declared_categories(table, column)}
+        return tuple(sorted({*found, *declared}))
+
+    def describe_inputs(self, columns: Sequence[str]) -> tuple[InputColumn, ...]:
+        """Return the columns as a schema has them, with their categories."""
+        described: list[InputColumn] = []
         for column in columns:
             if is_number(self.kind(column)):
-                parts.append(self.numbers(column))
-                names.append(column)
+                described.append(InputColumn(column))
                 continue
-            values, place = np.unique(self.texts(column).astype(np.str_), return_inverse=True)
-            if len(values) > MOST_CATEGORIES:
+            categories = self.categories(column)
+            if len(categories) > MOST_CATEGORIES:
                 raise DataError(
-                    f"column {column!r} holds {len(values):,} different texts, too many to encode by category; leave "
-                    f"it out of 'inputs', or take its words as the only input by text = {column!r}"
+                    f"column {column!r} holds {len(categories):,} different texts, too many to encode by category; "
+                    f"leave it out of 'inputs', or take its words as the only input by text = {column!r}"
                 )
-            parts += [place == number for number in range(len(values))]
-            names += [f"{column}={value}" for value in values]
-        return torch.from_numpy(np.stack(parts, axis=1).astype(np.float64)), tuple(names)
+            described.append(InputColumn(column, "category", categories))
+        return tuple(described)
+
+    def encode_inputs(self, columns: Sequence[InputColumn]) -> Tensor:
+        """Return the input columns of a schema as float64 ``[N, F]``; a SchemaError if they do not fit it."""
+        parts: list[NDArray[Any]] = []
+        for column in columns:
+            kind = self.kind(column.name)
+            if is_number(kind) != (column.kind == "number"):
+                expected = "numbers" if column.kind == "number" else "texts"
+                raise SchemaError(
+                    f"{self.sheets[0].where}: column {column.name!r} should hold {expected} by the schema, got "
+                    f"{IN_WORDS[kind]}"
+                )
+            if column.kind == "number":
+                parts.append(self.numbers(column.name))
+                continue
+            places = self.category_places(column.name, column.categories, "category")
+            parts += [places == number for number in range(len(column.categories))]
+        return torch.from_numpy(np.stack(parts, axis=1).astype(np.float64))
+
+    def category_places(self, column: str, categories: Sequence[str], what: str) -> NDArray[np.int64]:
+        """Return the place of each row's text among the categories or labels of a schema, int64 ``[N]``."""
+        found, inverse = self._categories_of(column)
+        place_of = {category: place for place, category in enumerate(categories)}
+        places = np.array([place_of.get(category, -1) for category in found], dtype=np.int64)
+        self.refuse_unknown(places[inverse] < 0, column, found[inverse], categories, what)
+        return places[inverse]
+
+    def refuse_unknown(
+        self, odd: NDArray[np.bool_], column: str, values: NDArray[Any], known: Sequence[object], what: str
+    ) -> None:
+        """Raise a SchemaError for the first row whose value is not in the schema."""
+        if not odd.any():
+            return
+        row = int(odd.argmax())
+        unknown_values = list(dict.fromkeys(values[odd].tolist()))
+        more = f" (and {len(unknown_values) - 1} more)" if len(unknown_values) > 1 else ""
+        where, row = self._place_of(row)
+        listed = ", ".join(map(str, known[:SHOWN_CATEGORIES]))
+        listed += ", ..." if len(known) > SHOWN_CATEGORIES else ""
+        rule = f"no {what} of the schema"
+        fix = "add it to the schema, or leave the row out"
+        raise SchemaError(
+            f"{where}: column {column!r} has {shown(unknown_values[0])} in row {row + 1}{more}, which is {rule} "
+            f"({listed}); {fix}",
+            f"column {column!r} has a value that is {rule}; {fix}",
+        )
+
+    def _place_of(self, row: int) -> tuple[str, int]:
+        """Return the table of a row, and its place in that table."""
+        for sheet in self.sheets:
+            if row < sheet.table.num_rows:
+                return sheet.where, row
+            row -= sheet.table.num_rows
+        raise IndexError(row)
+
+    def _categories_of(self, column: str) -> tuple[NDArray[np.str_], NDArray[np.int64]]:
+        """Return the different texts of a column in sorted order, and the place of each row's text among them."""
+        if column not in self._found:
+            self._found[column] = np.unique(self.texts(column).astype(np.str_), return_inverse=True)
+        return self._found[column]
 
 
 def arrow_table(frame: Any) -> Table:
@@ -198,3 +263,15 @@ def _kind(table: Table, column: str, where: str) -> ColumnKind | None:
     if types.is_binary(found) or types.is_large_binary(found):
         raise DataError(f"{where}: column {column!r} holds bytes and no texts; leave it out by 'drop'")
     raise DataError(f"{where}: column {column!r} should hold numbers or texts, got {found}; leave it out of 'inputs'")
+
+
+def _declared_categories(table: Table, column: str) -> list[str]:
+    """Return the categories that a pandas data frame declares for a column, whether its rows have them or not."""
+    import pyarrow as pa
+    import pyarrow.types as types
+
+    is_of_pandas = b"pandas" in (table.schema.metadata or {})
+    if not is_of_pandas or not types.is_dictionary(table.schema.field(column).type):
+        return []
+    chunks = [chunk.dictionary.cast(pa.string()).to_pylist() for chunk in table[column].chunks]
+    return [category for chunk in chunks for category in chunk if category]

@@ -49,6 +49,8 @@ class Admission:
             return f"its examples look like {shown(one.shape)}, and the others' like {shown(common.shape)}"
         if common.task and one.task != common.task:
             return f"its task is {one.task!r}, and the others' is {common.task!r}; give all clients the same"
+        if one.encoding != common.encoding:
+            return "its columns, labels or words are encoded otherwise than the others'"
         if one.secret != common.secret:
             return "it does not share the secret of the others; give all clients the same file, or none"
         known = self.number_of(one.client.key, registered)

@@ -15,12 +15,13 @@ from torch import nn
 
 from fedclade.channel import Adversary, Budget, Mechanism
 from fedclade.core import ConfigError, DataError, FedcladeError, ModelError, checked
-from fedclade.data import Federation
+from fedclade.data import DataSchema, Federation, SchemaError, encode_by
 from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.keys import key_of, read_keys
 from fedclade.flower.lying_handler import LyingHandler
 from fedclade.flower.policy import Policy
 from fedclade.flower.private_replies import FAILED
+from fedclade.flower.schema_exchange import Proposer, SchemaSharing, read_agreed
 from fedclade.flower.secret import read_secret
 from fedclade.flower.signing import signed, unsigned
 from fedclade.flower.wire import LONGEST_LOG_LINE, Content, clean, refusal
@@ -32,6 +33,8 @@ from fedclade.training import choose_device
 MOST_READY = 256  # clients that one process keeps ready; in a simulation it may be many in turn
 
 DataFn = Callable[[Context], Federation]  # returns a federation of one: the client's own data
+
+MakeClient = Callable[[Context, DataSchema | None], ClientHandler | Proposer]
 
 
 class NodeSettings(TypedDict):
@@ -79,7 +82,7 @@ def client_app(
         counts; with a secret also how it is drawn.
     data_fn
         Takes Flower's context and returns a federation of one client, such as ``federation.alone(number)`` or
-        :func:`fedclade.one_client`.
+        :func:`fedclade.one_client`. Tables and texts are encoded again by the schema that all clients agree on.
     engine, device
         How it trains, see :func:`fedclade.simulate`; engines that train clients together gain nothing with one.
     encoding
@@ -103,10 +106,21 @@ def client_app(
     ClientApp
         It answers every query; what it cannot answer it refuses, with the reason.
     """
-    make = ClientHandler if adversary is None else partial(LyingHandler, adversary=adversary)
-    return app_for(
-        lambda context: make(
-            _federation(data_fn(context)),
+
+    def make(context: Context, agreed: DataSchema | None) -> ClientHandler | Proposer:
+        node = node_settings(context)
+        sharing = SchemaSharing(node["policy"], privacy is not None or budget is not None)
+        federation = _federation(sharing.encode(partial(data_fn, context)))
+        if agreed is not None:
+            federation = sharing.encode(partial(encode_by, federation, agreed))
+        elif federation.encoding is not None:
+            proposal = federation.encoding.proposal
+            if not federation.encoding.is_declared:
+                sharing.check(proposal, len(federation.pool.x))
+            return Proposer(proposal, node["number"])
+        handler = ClientHandler if adversary is None else partial(LyingHandler, adversary=adversary)
+        return handler(
+            federation,
             model,
             engine=engine,
             device=choose_device(device),
@@ -116,24 +130,29 @@ def client_app(
             task=build_task(task),
             parts=Parts(freeze=freeze, personal=personal, adapter=adapter),
             seed=seed,
-            **node_settings(context),
-        ),
-        private=budget is not None,
-    )
+            agreed=agreed,
+            **node,
+        )
+
+    return app_for(make, private=budget is not None)
 
 
-def app_for(make: Callable[[Context], ClientHandler], private: bool = False) -> ClientApp:
-    """Return a ClientApp around a function that makes a client of a context; the latest clients are kept ready.
+def app_for(make: MakeClient, private: bool = False) -> ClientApp:
+    """Return a ClientApp around a function that makes a client of a context and of the schema that all agreed on.
 
     The client of a node with ``epsilon`` in its config, or any client if ``private``, has differential privacy: why its
     data or its model cannot be used goes to its own log only.
-    """
-    ready: OrderedDict[object, ClientHandler] = OrderedDict()
 
-    def handler(context: Context) -> ClientHandler:
-        key = (context.node_id, *sorted({**context.run_config, **context.node_config}.items()))
+    The latest clients are kept ready.
+    """
+    ready: OrderedDict[object, ClientHandler | Proposer] = OrderedDict()
+
+    def find_client(context: Context, content: Content) -> ClientHandler | Proposer:
+        agreed = read_agreed(content)
+        digest = None if agreed is None else agreed.digest
+        key = (context.node_id, digest, *sorted({**context.run_config, **context.node_config}.items()))
         if key not in ready:
-            ready[key] = make(context)
+            ready[key] = make(context, agreed)
         ready.move_to_end(key)
         while len(ready) > MOST_READY:
             ready.popitem(last=False)
@@ -141,20 +160,22 @@ def app_for(make: Callable[[Context], ClientHandler], private: bool = False) -> 
 
     def answer(message: Message, context: Context) -> Message:
         try:
-            client, key = handler(context), key_of(context)
-            content = signed(client.answer(Content.of(message.content), context.state, key), message, key)
+            content = Content.of(message.content)
+            client, key = find_client(context, content), key_of(context)
+            answered = signed(client.answer(content, context.state, key), message, key)
         except (FedcladeError, OSError) as error:  # such as missing data, a full disk, or the client's policy
             # The server chose a part of both texts: without control characters they cannot forge lines of the log.
             _log.warning("refused %s: %s", clean(message.metadata.message_type), clean(str(error), LONGEST_LOG_LINE))
             reason = str(error)
             has_budget = private or "epsilon" in context.node_config
-            if has_budget and isinstance(error, DataError | ModelError | OSError):  # the text may quote the data
+            quotes_data = isinstance(error, DataError | ModelError | OSError) and not isinstance(error, SchemaError)
+            if has_budget and quotes_data:
                 reason = FAILED
-            content = unsigned(refusal(reason), message)
+            answered = unsigned(refusal(reason), message)
         except Exception:  # Flower would send its type and text to the server, which may contain data
             _log.exception("an error that fedclade did not expect")
-            content = unsigned(refusal(FAILED), message)
-        return Message(content, reply_to=message)
+            answered = unsigned(refusal(FAILED), message)
+        return Message(answered, reply_to=message)
 
     app = ClientApp()
     for decorate in (app.train(), app.evaluate(), app.query()):

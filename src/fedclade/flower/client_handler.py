@@ -25,7 +25,7 @@ from fedclade.channel import (
     client_side,
 )
 from fedclade.core import OWN, DataError, EvaluationQuery, FedcladeError, Split, UpdateError, Updates, importing_only
-from fedclade.data import Federation
+from fedclade.data import DataSchema, Federation
 from fedclade.flower import descriptors, wire
 from fedclade.flower.asked import maker_of, read_sketch
 from fedclade.flower.booking import privatizing_of
@@ -35,6 +35,7 @@ from fedclade.flower.node_store import NodeStore, uses_kept
 from fedclade.flower.policy import Policy
 from fedclade.flower.private_replies import ErrorShield, without_details
 from fedclade.flower.residuals import Residuals
+from fedclade.flower.schema_exchange import encoding_digest
 from fedclade.flower.secret import secret_digest, secret_model, seed_of
 from fedclade.flower.secure.member import Member, joined, training_of
 from fedclade.flower.secure.terms import STAGES
@@ -77,6 +78,7 @@ class ClientHandler:
         task: Task | None = None,
         parts: Parts | None = None,
         seed: int = 0,
+        agreed: DataSchema | None = None,
     ) -> None:
         if len(federation) != 1:
             raise DataError(f"data_fn should return a federation of one client, got {len(federation)}; see alone()")
@@ -88,6 +90,7 @@ class ClientHandler:
         self._federation, self._data = federation, federation.clients[0]
         self._make = maker_of(model, federation, parts or Parts())
         self._number, self._folder, self._secret = number, folder, secret
+        self._encoding = encoding_digest(federation.pool, agreed)
         self._policy, self._usage_log = policy or Policy(), UsageLog(folder)
         self._member = Member(self._policy, peers)
         self._imports = {*self._policy.imports, *([model] if isinstance(model, str) else [])}
@@ -194,16 +197,20 @@ class ClientHandler:
 
     def _register(self, content: Content) -> RecordDict:
         truth = self._federation.true_clusters
+        encoding = self._federation.encoding
+        is_own = encoding is not None and encoding.source is not None
+        description = f"{self._federation.pool.name}, clients with data of their own"
         return wire.record(
             {
                 "number": -1 if self._number is None else self._number,
                 "name": self._data.name,
                 "size": self._clients().sizes[self._data.id],
                 "schema": wire.to_json(self._federation.pool.schema),
-                "description": str(self._federation),
+                "description": description if is_own else str(self._federation),
                 "layout": wire.layout_digest(self._layout),
                 "task": self._trainer.task.described,
                 "scaled": self._trainer.needs.inputs,
+                "encoding": self._encoding,
                 "true_cluster": -1 if truth is None else truth[self._data.id],
                 "secret": "" if self._secret is None else secret_digest(self._secret),
             }

@@ -8,10 +8,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fedclade.core import RunError, Statistics, UpdateError, appear
+from fedclade.data import DataSchema
 from fedclade.flower.registration import RegisteredClient, Registration, read_client, read_schema
 from fedclade.flower.statistics import as_values, read_statistics
 
 CLIENTS = "clients.json"
+
+SCHEMA = "schema.json"
+"""The agreed schema, in the form that ``[data] schema`` may name."""
+
+_COMMON = ("description", "layout", "secret", "task", "scaled", "encoding")
 
 
 @dataclass(frozen=True)
@@ -23,6 +29,7 @@ class SavedClients:
     common: Registration
     run: str = ""  # its name to clients, which keep what they have for one run
     statistics: Statistics | None = None  # what all clients' examples come to, where they need to know
+    agreed: DataSchema | None = None  # by which all clients encode their data
 
     def save(self, folder: Path) -> None:
         """Write them, if anything has changed; a RunError if that fails."""
@@ -31,11 +38,14 @@ class SavedClients:
             "connected": sorted(self.connected),
             "run": self.run,
             "schema": asdict(self.common.schema),
-            **{name: getattr(self.common, name) for name in ("description", "layout", "secret", "task", "scaled")},
+            **{name: getattr(self.common, name) for name in _COMMON},
             **({} if self.statistics is None else {"statistics": as_values(self.statistics)}),
+            **({} if self.agreed is None else {"agreed": self.agreed.digest}),
         }
         text, path = json.dumps(kept, indent=2), folder / CLIENTS
         try:
+            if self.agreed is not None and not (folder / SCHEMA).exists():
+                appear(folder / SCHEMA, self.agreed.save)
             if not path.exists() or path.read_text() != text:
                 appear(path, lambda beside: beside.write_text(text))
         except OSError as error:
@@ -55,11 +65,15 @@ class SavedClients:
                 **{name: str(kept[name]) for name in ("description", "layout", "secret")},
                 task=str(kept.get("task", "")),
                 scaled=bool(kept.get("scaled", False)),
+                encoding=str(kept.get("encoding", "")),
             )
+            agreed = DataSchema.load(folder / SCHEMA) if (folder / SCHEMA).exists() else None
+            if kept.get("agreed", "") != ("" if agreed is None else agreed.digest):
+                raise ValueError(f"{SCHEMA} is not the schema that the clients agreed on")
             connected, found = set[int](kept["connected"]) & set(clients), kept.get("statistics")
             lengths = [len((found or {}).get(name, [])) for name in ("means", "labels")]
             statistics = None if found is None else read_statistics(found, *lengths)
-            return cls(clients, connected, common, str(kept.get("run", "")), statistics)
+            return cls(clients, connected, common, str(kept.get("run", "")), statistics, agreed)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration, UpdateError) as error:

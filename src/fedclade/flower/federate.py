@@ -28,6 +28,7 @@ from fedclade.channel import (
     server_side,
 )
 from fedclade.core import ConfigError, DataSpec, Layout, StatisticsQuery, checked, owner_only, require
+from fedclade.data import DataSchema, read_declared
 from fedclade.flower import wire
 from fedclade.flower.admission import Identity
 from fedclade.flower.connected import ConnectedClients
@@ -162,6 +163,7 @@ def federate(
     config: Mapping[str, Any] | None = None,
     folder: str | Path | None = None,
     finish: bool = False,
+    schema: DataSchema | str | Path | None = None,
     **options: Unpack[RunOptions],
 ) -> Run:
     """Run a federated algorithm over the clients of a grid, by the same round loop as :func:`fedclade.simulate`.
@@ -183,6 +185,10 @@ def federate(
         How many clients to wait for, how long, and their limits.
     callbacks, on_round, config, folder, finish
         See :func:`fedclade.simulate`.
+    schema
+        The columns, categories, labels and words that all clients encode their tables or texts by: a
+        :class:`~fedclade.DataSchema`, or the path of a JSON file with one. By default the first clients agree on one,
+        and disclose these for it. It is kept in the folder as ``schema.json``.
     **options
         Single fields of :class:`~fedclade.RunSettings`, such as ``rounds=40, seed=1``; they win over ``settings``.
 
@@ -207,7 +213,7 @@ def federate(
     following = Callbacks(settings.followed_by(callbacks), on_round)
     path = None if folder is None else Path(folder)
     exchange = Exchange(grid, meter := Meter(), network.deadline)
-    registry = _registry(exchange, network, path)
+    registry = _registry(exchange, network, path, read_declared(schema))
     if settings.permute != bool(registry.secret):
         rule = "false, as no client has a secret" if settings.permute else "true, as the clients share a secret"
         require(("privacy.permute", settings.permute, False, rule))
@@ -263,7 +269,7 @@ def federate(
         registry.statistics = grid_clients.ask(query)
     if registry.statistics is not None and labels:
         task = settings.task.of(joined.schema, registry.statistics.labels)
-    joined.columns = registry.scales
+    joined.columns = registry.columns
     by_example = isinstance(settings.privacy, ExamplePrivacy)
     retrying = Retrying(tells_releases=settings.privacy is not None, sizes=joined.sizes if by_example else None)
     compared = Nothing() if streams and sketch is None else sketch  # an algorithm that compares has one
@@ -284,10 +290,10 @@ def federate(
         return run_rounds(algorithm, backend, clients, checkpointer, history, settings, following)
 
 
-def _registry(exchange: Exchange, network: Network, folder: Path | None) -> NodeRegistry:
+def _registry(exchange: Exchange, network: Network, folder: Path | None, declared: DataSchema | None) -> NodeRegistry:
     """Return the clients of the run: those of its folder, or the first to connect."""
     keys = None if network.keys is None else read_keys(Path(network.keys))
-    registry = NodeRegistry(exchange, network.identity, keys)
+    registry = NodeRegistry(exchange, network.identity, keys, declared)
     if folder is not None:
         registry.load(folder)
     if not registry.settled:

@@ -7,7 +7,7 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,10 +19,11 @@ from fedclade.algorithms import ALGORITHMS
 from fedclade.channel import Budget, check_encoding, check_local
 from fedclade.config import Config, check_config
 from fedclade.core import ConfigError, DataError, UntrustedNameError, check_arguments, importing_only, installed, shown
-from fedclade.data import Federation
+from fedclade.data import DataSchema, Federation, FilesSettings, TableSource, encode_by, read_declared
 from fedclade.flower.client_app import NodeSettings, app_for, node_settings
 from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.federate import ModelFor, Network, federate
+from fedclade.flower.schema_exchange import Proposer, SchemaSharing
 from fedclade.flower.server_app import app_of, print_round
 from fedclade.models import Preset
 from fedclade.runs import Callback, Run, read_run_config
@@ -81,7 +82,7 @@ class RunConfig:
         section = raw.pop("network", {})
         problems: list[str] = []
         found: list[Any] = []
-        for check in (lambda: check_config(raw), lambda: _network(section)):
+        for check in (lambda: check_config(raw, on_network=True), lambda: _network(section)):
             try:
                 found.append(check())
             except ConfigError as error:
@@ -156,6 +157,7 @@ def server_app_from_config(callbacks: Sequence[Callback] = ()) -> ServerApp:
             config=read.as_dict(),
             folder=folder,
             finish=read.apps.finish,
+            schema=read_declared(config.data.get("schema")) if "files" in config.data else None,
         )
         return run, folder
 
@@ -179,7 +181,8 @@ def finish_run(folder: Path) -> Run:
     noted = read_run_config(folder)
     then = "start its ServerApp again with network.finish = true, or finish = True in Python"
     try:
-        config = check_config({key: value for key, value in noted.items() if key not in ("network", "versions")})
+        sections = {key: value for key, value in noted.items() if key not in ("network", "versions")}
+        config = check_config(sections, on_network=True)
         network, _ = _network(noted["network"])
     except UntrustedNameError:
         raise
@@ -201,8 +204,10 @@ def client_app_from_config(imports: Sequence[str] = ()) -> ClientApp:
     """Make a ClientApp with the settings of the run config; see :func:`fedclade.flower.client_app`.
 
     The data is the run config's, divided among its ``data.clients``; a node has the part of its ``partition-id``. Where
-    the data is: ``data-dir`` in the node config, or the variable FEDCLADE_DATA_DIR of its environment. What a client
-    with differential privacy may spend: ``epsilon`` and ``delta`` in the node config.
+    the data is: ``data-dir`` in the node config, or the variable FEDCLADE_DATA_DIR of its environment. If
+    ``data.files`` match the file of one client there, that is the node's own, and ``partition-id`` only numbers it;
+    ``data-files`` in the node config names another file. What a client with differential privacy may spend: ``epsilon``
+    and ``delta`` in the node config.
 
     Whoever starts the run writes its config. So a client imports nothing that the config names by ``module:name``,
     unless the app allows it in ``imports`` or the client itself in ``imports`` of its node config, and it reads
@@ -210,44 +215,81 @@ def client_app_from_config(imports: Sequence[str] = ()) -> ClientApp:
     affair.
     """
 
-    def handler(context: Context) -> ClientHandler:
+    def make(context: Context, agreed: DataSchema | None) -> ClientHandler | Proposer:
         settings = node_settings(context)
         settings["policy"] = replace(settings["policy"], imports=(*settings["policy"].imports, *imports))
         with importing_only(settings["policy"].imports):
-            return built(context, settings)
+            return built(context, settings, agreed)
 
-    def built(context: Context, settings: NodeSettings) -> ClientHandler:
+    def built(context: Context, settings: NodeSettings, agreed: DataSchema | None) -> ClientHandler | Proposer:
         run_config = dict(context.run_config)
         known = {*ALGORITHMS, *installed("algorithms"), *settings["policy"].imports}
         if run_config.get("algorithm.name") not in known:
             run_config = {key: value for key, value in run_config.items() if not key.startswith("algorithm.")}
         place = context.node_config.get("data-dir") or os.environ.get("FEDCLADE_DATA_DIR")
         folder = None if place is None else str(place)
+        is_declared = _drop_schema(run_config)
         if "data.files" in run_config:
-            run_config["data.files"] = _files_in(folder, str(run_config["data.files"]))
+            _find_files(run_config, folder, context.node_config.get("data-files"))
         if "data.folder" in run_config:
-            built = str(run_config["data.folder"])
-            run_config["data.folder"] = str(_data_folder(folder, built, "data.folder should be a path") / built)
+            of_folder = str(run_config["data.folder"])
+            within = _data_folder(folder, of_folder, "data.folder should be a path")
+            run_config["data.folder"] = str(within / of_folder)
         read = RunConfig.read(run_config)
-        federation = _federation(tuple(run_config.items()), folder)
         if (number := settings["number"]) is None:
             raise DataError("a node of this app needs partition-id in its node config, to know whose data it has")
-        mine = federation.alone(number)
+        privacy = check_local(read.config.privacy.mechanism)
+        budget = budget_of(context)
+        sharing = SchemaSharing(settings["policy"], privacy is not None or budget is not None)
+        declared = agreed if is_declared else None
+        data = sharing.encode(partial(_load, tuple(run_config.items()), folder, declared))
+        if isinstance(data, TableSource):
+            source = data.with_key(number)
+            if agreed is None:
+                proposal = source.propose()
+                sharing.check(proposal, sum(len(table) for table in source.rows.tables))
+                return Proposer(proposal, number)
+            mine = sharing.encode(partial(source.encode, agreed))
+        else:
+            is_own = data.encoding is not None and data.encoding.source is not None
+            mine = data if is_own else data.alone(number)
+            if agreed is not None:
+                mine = sharing.encode(partial(encode_by, mine, agreed))
+            elif mine.encoding is not None:
+                sharing.check(mine.encoding.proposal, len(mine.pool.x))
+                return Proposer(mine.encoding.proposal, number)
         return ClientHandler(
             mine,
             lambda seed: read.config.built_model(mine.pool.schema, seed),
             engine="loop" if read.config.top.engine in ("auto", *REMOTE) else read.config.top.engine,
             device=choose_device("auto"),
             encoding=read.apps.encoding,
-            privacy=check_local(read.config.privacy.mechanism),
-            budget=budget_of(context),
+            privacy=privacy,
+            budget=budget,
             task=read.config.task.task,
             parts=read.config.parts,
             seed=read.config.top.seed,
+            agreed=agreed,
             **settings,
         )
 
-    return app_for(handler)
+    return app_for(make)
+
+
+def _drop_schema(run_config: dict[str, Any]) -> bool:
+    """Take a declared schema out of a run config, and return whether there is one: the server sends it."""
+    keys = [key for key in run_config if key == "data.schema" or key.startswith("data.schema.")]
+    for key in keys:
+        del run_config[key]
+    return bool(keys)
+
+
+def _find_files(run_config: dict[str, Any], folder: str | None, own_files: object) -> None:
+    """Write into a run config where a node finds its files; its node config may name its own by ``data-files``."""
+    files = str(run_config["data.files"])
+    title = FilesSettings(files=files, target="").title
+    run_config.setdefault("data.name", title)  # of the run, and not of the node's folder
+    run_config["data.files"] = _files_in(folder, files if own_files is None else str(own_files))
 
 
 def _files_in(folder: str | None, files: str) -> str:
@@ -283,6 +325,15 @@ def budget_of(context: Context) -> Budget | None:
 
 
 @lru_cache(maxsize=2)
-def _federation(items: tuple[tuple[str, Any], ...], data_dir: str | None) -> Federation:
-    """Return the whole data; a process that is many clients in turn, as in Flower's simulation, loads it once."""
-    return RunConfig.read(dict(items)).config.federation(data_dir)
+def _load(
+    items: tuple[tuple[str, Any], ...], data_dir: str | None, declared: DataSchema | None
+) -> Federation | TableSource:
+    """Return the data: the tables of one client, or the federation of all that are here, encoded by a declared schema.
+
+    A process that is many clients in turn, as in Flower's simulation, loads it once.
+    """
+    config = RunConfig.read(dict(items)).config
+    if "files" not in config.data:
+        return config.federation(data_dir)
+    source = replace(config.own_files(data_dir), schema=declared)
+    return source if len(source.client_names) == 1 else source.federation()

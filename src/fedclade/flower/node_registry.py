@@ -12,12 +12,14 @@ from typing import Any
 
 from flwr.app import MessageType
 
-from fedclade.core import ClientRegistry, ConfigError, ModelError, Statistics, UpdateError
+from fedclade.core import ClientRegistry, ConfigError, ModelError, RunError, Statistics, UpdateError
+from fedclade.data import DataSchema, Proposal, agree, show_some
 from fedclade.flower import wire
 from fedclade.flower.admission import Admission, Identity
 from fedclade.flower.clients_file import SavedClients
 from fedclade.flower.exchange import Exchange
 from fedclade.flower.registration import RegisteredClient, Registration
+from fedclade.flower.schema_exchange import read_proposal, write_agreed
 from fedclade.flower.signing import Request
 from fedclade.flower.statistics import as_values
 from fedclade.flower.wire import Content, clean, untrusted
@@ -48,6 +50,12 @@ class _Refusal:
     at: float  # on the exchange's clock
 
 
+@dataclass(frozen=True)
+class _NodeProposal:
+    number: int | None  # of the client, if it says one
+    proposal: Proposal
+
+
 class NodeRegistry:
     """The clients of a run, and the nodes that they are behind.
 
@@ -64,9 +72,18 @@ class NodeRegistry:
         own in its folder is identified by that alone.
     keys
         The number of each client by its public key, where an operator lists them: no others are admitted.
+    declared
+        The schema that all clients encode their data by, where an operator declares one. Otherwise the first clients
+        agree on one, if their data has named columns or is texts.
     """
 
-    def __init__(self, exchange: Exchange, identity: Identity = "node", keys: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        identity: Identity = "node",
+        keys: Mapping[str, int] | None = None,
+        declared: DataSchema | None = None,
+    ) -> None:
         self._exchange = exchange
         self.run = secrets.token_hex(8)  # its name to clients; the same when it goes on
         self._admission = Admission(identity, keys)
@@ -74,6 +91,10 @@ class NodeRegistry:
         self._truth: dict[int, int] = {}
         self._connected: set[int] = set()
         self._pending: dict[str, Request] = {}  # requests to register that are not answered yet, by message
+        self._declared = declared
+        self._take_schema(declared)
+        self._proposals: dict[int, _NodeProposal] = {}
+        """Schemas that nodes propose, until there are enough clients to agree on one."""
         self._unverified: set[int] = set()
         """Nodes of clients that signed with another key, or may have to: they must register anew."""
         self._waiting: list[Registration] = []
@@ -103,8 +124,14 @@ class NodeRegistry:
 
     @property
     def of_all(self) -> Mapping[str, Any]:
-        """What every query about a model says of the run: its name, and what all clients' examples come to."""
-        return {"run": self.run, **({} if self.statistics is None else as_values(self.statistics))}
+        """What every query about a model says of the run: its name, the agreed schema, and all clients' statistics."""
+        statistics = {} if self.statistics is None else as_values(self.statistics)
+        return {"run": self.run, **self._agreed_values, **statistics}
+
+    def _take_schema(self, schema: DataSchema | None) -> None:
+        """Take the schema that all clients encode their data by; it is written once, for all messages."""
+        self.agreed = schema
+        self._agreed_values: Mapping[str, Any] = {} if schema is None else {"agreed": write_agreed(schema)}
 
     @property
     def scaled(self) -> bool:
@@ -112,10 +139,15 @@ class NodeRegistry:
         return self._common is not None and self._common.scaled
 
     @property
-    def scales(self) -> Mapping[str, object]:
-        """The mean and deviation that they are scaled by, for who uses a model of it."""
-        known = self.statistics if self.scaled else None
-        return {} if known is None else {"mean": known.mean.tolist(), "std": known.std.tolist()}
+    def columns(self) -> Mapping[str, object]:
+        """The names of inputs and labels, and the mean and deviation that scale inputs, for users of a model."""
+        found: dict[str, object] = {}
+        if self.agreed is not None:
+            names = {"columns": self.agreed.encoded_names, "labels": self.agreed.label_names}
+            found = {key: list(value) for key, value in names.items() if value}
+        if self.scaled and self.statistics is not None:
+            found |= {"mean": self.statistics.mean.tolist(), "std": self.statistics.std.tolist()}
+        return found
 
     @property
     def connected(self) -> list[int]:
@@ -173,7 +205,7 @@ class NodeRegistry:
                     f"{here} of {count} clients connected within {seconds:g} s; start more SuperNodes, or lower "
                     f"network.clients{refused}"
                 )
-            if (coming := here + len(self._waiting)) != logged:
+            if (coming := here + len(self._waiting) + len(self._proposals)) != logged:
                 _log.info("%d of %d clients are connected", coming, count)
                 logged = coming
             self._exchange.sleep(REFRESH_EVERY)
@@ -182,8 +214,28 @@ class NodeRegistry:
     def update(self, enough: int = 1) -> None:
         """See which clients are connected, and admit those that have registered: the first once there are enough."""
         self.refresh()
+        if self._proposals and len(self._proposals) + len(self._waiting) >= enough:
+            self._agree()
         if self._waiting and (self.settled or len(self._waiting) >= enough):
             self._admit(self._waiting)
+
+    def _agree(self) -> None:
+        """Let the clients agree on a schema; they register with it at the next request.
+
+        Clients whose data has no named columns are requested to register again, and refuse then. If most are such, the
+        others are refused.
+        """
+        numbered = sorted(self._proposals.items(), key=lambda item: (item[1].number is None, item[1].number, item[0]))
+        self._proposals = {}
+        if len(self._waiting) > len(numbered):
+            for node, _ in numbered:
+                self._refuse(node, "its data has named columns or texts, and the other clients' data has not")
+            return
+        agreement = agree({node: one.proposal for node, one in numbered})
+        self._take_schema(agreement.schema)
+        self._waiting = []
+        for node, why in agreement.refused.items():
+            self._refuse(node, f"its data does not fit the others': {why}")
 
     def wait_for_any(self, seconds: float) -> bool:
         """See in a round which clients are connected; if none is, wait for them. Return whether any is."""
@@ -212,16 +264,34 @@ class NodeRegistry:
         self._connected = (nodes & {one.node for one in self._registered.values()}) - self._unverified
         self._refused = {node: refusal for node, refusal in self._refused.items() if node in nodes}
         self._waiting = [one for one in self._waiting if one.client.node in nodes]
+        self._proposals = {node: one for node, one in self._proposals.items() if node in nodes}
         self._request_registrations(nodes)
         for node, answer in self._exchange.poll(self._pending):
             try:
                 if isinstance(answer, str):
                     raise UpdateError(answer)
                 with untrusted():
-                    self._waiting.append(Registration.read(answer, node))
+                    self._read_introduction(answer, node)
             except UpdateError as error:
                 self._refuse(node, f"it did not introduce itself: {error}")
         self._admit([one for one in self._waiting if one.number in self._registered])
+
+    def _read_introduction(self, answer: Content, node: int) -> None:
+        """Read the registration of a client, or the schema that it proposes before it can register."""
+        if "proposal" not in answer.values:
+            registration = Registration.read(answer, node)
+            if self.agreed is not None and registration.encoding != self.agreed.digest:
+                raise UpdateError("its data is not encoded by the agreed schema")
+            self._waiting.append(registration)
+            return
+        number, proposal = read_proposal(answer)
+        if self.agreed is not None:
+            return  # it was requested before clients agreed, and is requested again with the agreed schema
+        if self.settled:
+            raise UpdateError(
+                "its data has named columns or texts, and the clients of this run have agreed on no schema"
+            )
+        self._proposals[node] = _NodeProposal(number, proposal)
 
     def changes(self) -> Changes:
         """Return what has changed since the last call."""
@@ -234,13 +304,29 @@ class NodeRegistry:
     def save(self, folder: Path) -> None:
         """Write which client is behind which node; a RunError if that fails."""
         assert self._common is not None  # clients have joined before anything is saved
-        SavedClients(self._registered, self._connected_before, self._common, self.run, self.statistics).save(folder)
+        saved = SavedClients(
+            clients=self._registered,
+            connected=self._connected_before,
+            common=self._common,
+            run=self.run,
+            statistics=self.statistics,
+            agreed=self.agreed,
+        )
+        saved.save(folder)
 
     def load(self, folder: Path) -> None:
         """Go on with the clients of an earlier run of this server, if there was one; a RunError if they are damaged."""
         saved = SavedClients.load(folder)
         if saved is None:
             return
+        if self._declared is not None and self._declared != saved.agreed:
+            stored = saved.agreed or DataSchema()
+            found = show_some(stored.differences(self._declared, here="the run", there="the declared schema"))
+            raise RunError(
+                f"the clients of the run in {folder} have agreed on another schema: {found}; declare the same, or name "
+                "another run folder"
+            )
+        self._take_schema(saved.agreed)
         self._settle(saved.common)
         self.run, self.statistics = saved.run or self.run, saved.statistics
         for client, one in saved.clients.items():
@@ -253,9 +339,9 @@ class NodeRegistry:
         now = self._exchange.clock()
         self._pending = {message: request for message, request in self._pending.items() if request.node in nodes}
         busy = self._connected | {request.node for request in self._pending.values()}
-        busy |= {one.client.node for one in self._waiting}
+        busy |= {one.client.node for one in self._waiting} | self._proposals.keys()
         busy |= {node for node, refusal in self._refused.items() if now - refusal.at < RETRY_AFTER}
-        requests = dict.fromkeys(sorted(nodes - busy), wire.record({"what": "hello"}))
+        requests = dict.fromkeys(sorted(nodes - busy), wire.record({"what": "hello", **self._agreed_values}))
         pending, _ = self._exchange.send(requests, MessageType.QUERY, "hello", REGISTRATION_SECONDS)
         self._pending |= pending
 

@@ -21,7 +21,7 @@ EXAMPLES_A_PARTING = 4  # training examples for each time that a client parts it
 
 _NAMES = {"allow": "names of questions", "imports": "names such as 'my_models:resnet'"}
 
-_FLAGS = ("secure-aggregation",)
+_FLAGS = ("secure-aggregation", "share-schema")
 
 _IN_ALL = {
     "max_releases": "updates in all",
@@ -58,6 +58,7 @@ class Policy:
     max_evaluations: int = 50_000  # models that are scored, or trained for the client itself, in all
     secure_aggregation: bool = False  # whether updates leave under masks alone, for a sum
     min_group: int = 3  # fewest clients of a sum that an update may be part of
+    share_schema: bool | None = None  # whether categories, labels and words leave; None: without differential privacy
     max_clear: int | None = None  # numbers that leave beside a masked update, as sketches do; None: D / CLEAR_SHARE
 
     def __post_init__(self) -> None:

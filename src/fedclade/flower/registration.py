@@ -43,6 +43,7 @@ class Registration:
     secret: str  # digest of the secret that clients share; empty for none
     task: str  # its loss and its metrics, for people and to be compared; empty in folders of earlier versions
     scaled: bool = False  # whether inputs are scaled by what those of all clients come to
+    encoding: str = ""  # digest of the schema that its data is encoded by; empty for numbers without names
 
     @classmethod
     def read(cls, content: Content, node: int) -> Registration:
@@ -72,12 +73,13 @@ class Registration:
             secret=_digest(content, "secret") if content.values.get("secret") != "" else "",
             task=clean(content.get("task", str)),
             scaled=content.get("scaled", bool),
+            encoding=_digest(content, "encoding") if content.values.get("encoding") != "" else "",
         )
 
     @property
     def kind(self) -> tuple[object, ...]:
         """What all clients of a run have in common."""
-        return self.layout, self.shape, self.secret, self.task
+        return self.layout, self.shape, self.secret, self.task, self.encoding
 
     @property
     def shape(self) -> tuple[object, ...]:

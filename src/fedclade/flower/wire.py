@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedclade.core import OWN, Layout, UpdateError
 
-PROTOCOL = 8  # version of these messages; both sides must use the same
+PROTOCOL = 9  # version of these messages; both sides must use the same
 RAW = "fedclade.raw"  # Flower's stype of an array that is raw little-endian bytes, in place of NumPy's own format
 LONGEST_JSON = 10_000  # characters of a value that is JSON; a data spec and a local training take a few hundred
 LARGEST_VALUES = 2**20  # bytes of all of a message besides its vectors; lists of scores take some ten for each model
@@ -71,11 +71,11 @@ class Content:
         """Return a value, which must be there and of a type."""
         return typed(self.values, name, kind)
 
-    def json(self, name: str) -> dict[str, Any]:
-        """Return a value that must be a JSON object."""
+    def json(self, name: str, longest: int = LONGEST_JSON) -> dict[str, Any]:
+        """Return a value that must be a JSON object of at most ``longest`` characters."""
         text = self.get(name, str)
-        if len(text) > LONGEST_JSON:
-            raise UpdateError(f"{name!r} has {len(text)} characters, more than {LONGEST_JSON}")
+        if len(text) > longest:
+            raise UpdateError(f"{name!r} has {len(text)} characters, more than {longest}")
         try:
             found = json.loads(text)
         except (ValueError, RecursionError) as error:

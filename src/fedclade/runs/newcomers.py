@@ -25,7 +25,7 @@ from fedclade.core import (
     checked,
     reading_folder,
 )
-from fedclade.data import Federation
+from fedclade.data import Federation, name_differences, show_some
 from fedclade.models import PARTS, Parts
 from fedclade.runs.backend import Backend
 from fedclade.runs.models import Maker, module_for
@@ -140,6 +140,7 @@ class Arrival:
         What the config of a run names by ``module:name`` is imported only if the run is trusted.
         """
         run.check_readable()
+        _check_columns(run, newcomers)
         config, seed, name = run.config, run.summary["seed"], run.config["model"]["name"]
         named = dict(config["algorithm"])  # to assign, the oracle needs no truth
         algorithm = algorithm or _noted(run, "algorithm", build_algorithm, named.pop("name"), named, {})
@@ -271,6 +272,24 @@ def _noted(run: Run, what: str, build: Callable[..., T], *values: Any, **options
             return build(*values, **options)
     except ConfigError as error:
         raise type(error)(f"give fedclade.assign the {what} of the run, as {what}=...: {error}") from error
+
+
+def _check_columns(run: Run, newcomers: Federation) -> None:
+    """Check that a table of newcomers is encoded as the run's table was; a RunError names the differences."""
+    columns = newcomers.pool.columns
+    inputs = run.summary.get("inputs", {})
+    if columns is None:
+        return
+    here, there = "the newcomers' data", "the run"
+    found: list[str] = []
+    for what, noted, names in (("column", "columns", columns.inputs), ("label", "labels", columns.labels)):
+        if noted in inputs:
+            found += name_differences(what, names, inputs[noted], here, there)
+    if found:
+        raise RunError(
+            f"the newcomers' data is encoded otherwise than the run's: {show_some(found)}; give both the same schema, "
+            "by data.schema in their configs or by schema= in Python"
+        )
 
 
 def _true_clusters_of_leaves(run: Run) -> Mapping[int, int]:

@@ -1,0 +1,261 @@
+"""Agreement: one schema out of those that clients propose, each from its own data."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from fedclade.core import DataError
+from fedclade.data.schema import (
+    MOST_CATEGORIES,
+    MOST_LABELS,
+    DataSchema,
+    InputColumn,
+    Label,
+    SchemaError,
+    show_label,
+    show_some,
+)
+from fedclade.data.words import SPECIALS
+
+if TYPE_CHECKING:
+    from fedclade.data.federation import Federation
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The schema that one client would encode its own data by.
+
+    Parameters
+    ----------
+    schema
+        With the categories, labels and words that the client has.
+    is_fixed
+        Whether the client can encode its data by no other schema, because its user declared it.
+    word_counts
+        Number of times that each word of the vocabulary, but for the specials, is in the training texts.
+    vocabulary_size
+        Largest number of words of a vocabulary, the specials included; 0 without texts.
+    """
+
+    schema: DataSchema
+    is_fixed: bool = False
+    word_counts: tuple[int, ...] = ()
+    vocabulary_size: int = 0
+
+    @property
+    def structure(self) -> tuple[object, ...]:
+        """All that proposals must have in common to be united; the order of columns does not matter."""
+        columns = sorted((column.name, column.kind) for column in self.schema.inputs)
+        has_words = len(self.schema.words) > 0
+        return (
+            tuple(columns),
+            self.schema.target,
+            self.schema.task,
+            _label_kind(self.schema),
+            has_words,
+            self.vocabulary_size,
+        )
+
+    def structure_differences(self, other: Proposal) -> list[str]:
+        """Return in words how the structure of this client's data differs from that of most."""
+        mine = _without_values(self.schema)
+        theirs = _without_values(other.schema)
+        found = mine.differences(theirs)
+        label_kinds = _label_kind(self.schema), _label_kind(other.schema)
+        if self.schema.task == other.schema.task and label_kinds[0] != label_kinds[1]:
+            found.append(f"labels are {label_kinds[0]} in its data and {label_kinds[1]} in the others' data")
+        sizes = self.vocabulary_size, other.vocabulary_size
+        if sizes[0] != sizes[1]:
+            found.append(f"vocabulary_size is {sizes[0]} for its data and {sizes[1]} for the others' data")
+        return found
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The schema that clients agree on, and the reason why each client that does not fit is refused, by its key."""
+
+    schema: DataSchema
+    refused: Mapping[int, str] = field(default_factory=dict[int, str])
+
+
+class DataSource(ABC):
+    """One client's own data before it is encoded."""
+
+    @abstractmethod
+    def propose(self) -> Proposal:
+        """Return the schema that fits this data alone."""
+
+    @abstractmethod
+    def encode(self, schema: DataSchema) -> Federation:
+        """Return the federation, encoded by a schema; a SchemaError if the data does not fit it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Encoding:
+    """The schema that a federation was encoded by, and the means to encode it by another.
+
+    Parameters
+    ----------
+    schema
+        The schema.
+    is_declared
+        Whether the user declared it, so that it tells nothing of the data.
+    source
+        The data before it was encoded. None where that is no longer at hand, as for several clients together.
+    """
+
+    schema: DataSchema
+    is_declared: bool = False
+    source: DataSource | None = None
+
+    @property
+    def proposal(self) -> Proposal:
+        """What the client proposes to the others."""
+        if self.is_declared or self.source is None:
+            return Proposal(self.schema, is_fixed=True)
+        return self.source.propose()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "source": None}  # other processes do not encode again
+
+
+def encode_by(federation: Federation, schema: DataSchema) -> Federation:
+    """Return a federation of own data, encoded by the schema that all clients agreed on.
+
+    Raises
+    ------
+    SchemaError
+        If the data does not fit the schema. The message names the first differences.
+    """
+    encoding = federation.encoding
+    if encoding is None:
+        raise SchemaError("its data has no named columns and no texts, and the other clients' data has")
+    if schema.completed_by(encoding.schema) == encoding.schema:
+        return federation
+    if encoding.is_declared or encoding.source is None:
+        raise SchemaError(*explain_differences(encoding.schema, schema.completed_by(encoding.schema)))
+    encoded = encoding.source.encode(schema)
+    # The rows are the same and in the same order; ids and keys may have been changed since.
+    return replace(federation, pool=encoded.pool, encoding=encoded.encoding)
+
+
+def explain_differences(schema: DataSchema, agreed: DataSchema) -> tuple[str, str]:
+    """Return how a schema differs from the agreed one, with the values of the data and without them."""
+    there = "the agreed schema"
+    with_values = show_some(schema.differences(agreed, there=there))
+    without = show_some(_without_values(schema).differences(_without_values(agreed), there=there))
+    rule = "its data is encoded by another schema than the agreed one"
+    return f"{rule}: {with_values}", f"{rule}: {without}" if without else rule
+
+
+def agree(proposals: Mapping[int, Proposal]) -> Agreement:
+    """Unite the proposals of clients, given in a fixed order.
+
+    Categories, labels and words are those of all clients. Columns, kinds, target and task are what most clients have;
+    the others are refused, so that a client that is set up wrongly shuts out only itself. Where at least half of the
+    clients declare their schema, the most frequent of these is the agreed one.
+
+    Raises
+    ------
+    DataError
+        If all clients together have too few labels.
+    """
+    declared = {key: proposal.schema for key, proposal in proposals.items() if proposal.is_fixed}
+    if 2 * len(declared) >= len(proposals):
+        return _most_frequent(declared)
+    structures = Counter(proposal.structure for proposal in proposals.values())
+    ((common, _),) = structures.most_common(1)  # of several, the one that came first
+    fitting = {key: proposal for key, proposal in proposals.items() if proposal.structure == common}
+    first = next(iter(fitting.values()))
+    refused: dict[int, str] = {}
+    for key, proposal in proposals.items():
+        if key not in fitting:
+            refused[key] = show_some(proposal.structure_differences(first))
+    united = first.schema
+    for key, proposal in fitting.items():
+        try:
+            united = _unite(united, proposal.schema)
+        except SchemaError as error:
+            refused[key] = str(error)
+    if united.words:
+        united = replace(united, words=_frequent_words(fitting, first.vocabulary_size))
+    if united.task == "binary" and isinstance(united.labels, tuple) and len(united.labels) < 2:
+        raise DataError(
+            f"the target {united.target[0]!r} of a binary task should have 2 different values, got "
+            f"{united.label_names[0]!r} alone of all {len(fitting)} clients"
+        )
+    return Agreement(united, refused)
+
+
+def frequent_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return words and counts, the most frequent first, and words of equal count in alphabetical order."""
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
+def _most_frequent(declared: Mapping[int, DataSchema]) -> Agreement:
+    ((schema, _),) = Counter(declared.values()).most_common(1)
+    refused = {
+        key: show_some(other.differences(schema, here="its schema", there="the others' schema"))
+        for key, other in declared.items()
+        if other != schema
+    }
+    return Agreement(schema, refused)
+
+
+def _unite(one: DataSchema, other: DataSchema) -> DataSchema:
+    """Return the first schema, with what the second one has besides; a SchemaError if that is too much."""
+    others = {column.name: column for column in other.inputs}
+    inputs = tuple(_unite_columns(column, others[column.name]) for column in one.inputs)
+    labels = one.labels
+    if isinstance(one.labels, tuple) and isinstance(other.labels, tuple):
+        most = 2 if one.task == "binary" else MOST_LABELS
+        labels = _unite_labels(one.labels, other.labels, most)
+    elif isinstance(one.labels, int) and isinstance(other.labels, int):
+        labels = max(one.labels, other.labels)
+    return replace(one, inputs=inputs, labels=labels)
+
+
+def _unite_columns(one: InputColumn, other: InputColumn) -> InputColumn:
+    categories = tuple(sorted({*one.categories, *other.categories}))
+    if len(categories) > MOST_CATEGORIES:
+        raise SchemaError(
+            f"column {one.name!r} would have {len(categories):,} categories with those of this client, at most "
+            f"{MOST_CATEGORIES:,}; leave the column out of 'inputs'"
+        )
+    return replace(one, categories=categories)
+
+
+def _unite_labels(one: tuple[Label, ...], other: tuple[Label, ...], most: int) -> tuple[Label, ...]:
+    together: set[Any] = {*one, *other}  # of one type, as the structures are the same
+    labels = tuple(sorted(together))
+    if len(labels) > most:
+        known = ", ".join(map(show_label, one))
+        more = ", ".join(show_label(label) for label in other if label not in one)
+        raise SchemaError(f"the target would have more than {most} labels: {more} besides {known}")
+    return labels
+
+
+def _frequent_words(proposals: Mapping[int, Proposal], size: int) -> tuple[str, ...]:
+    counts: Counter[str] = Counter()
+    for proposal in proposals.values():
+        words = proposal.schema.words[len(SPECIALS) :]
+        counts.update(dict(zip(words, proposal.word_counts, strict=True)))
+    words = [word for word, _ in frequent_first(counts)]
+    return (*SPECIALS, *words[: size - len(SPECIALS)])
+
+
+def _without_values(schema: DataSchema) -> DataSchema:
+    """Return a schema without categories, labels and words, and with its columns in alphabetical order."""
+    columns = sorted((replace(column, categories=()) for column in schema.inputs), key=lambda column: column.name)
+    words = SPECIALS if schema.words else ()
+    return replace(schema, inputs=tuple(columns), labels=None, words=words)
+
+
+def _label_kind(schema: DataSchema) -> str:
+    if not isinstance(schema.labels, tuple):
+        return "none" if schema.labels is None else "whole numbers from 0"
+    return "names" if isinstance(schema.labels[0], str) else "two numbers"
