@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from fedclade import ParameterTree, TreeError
+from fedclade import ConfigError, ParameterTree, TreeError
 
 
 def grown() -> ParameterTree:
@@ -253,3 +253,8 @@ def test_what_is_known_of_the_clients_lasts_while_they_stay_and_no_longer():
     assert [leaf.members for leaf in joined.leaves] == [(), (0, 1, 3)]
     assert dict(joined.leaf_of) == {0: 2, 1: 2, 2: 0, 3: 2, 4: 0}
     assert joined.stragglers == {0: (2, 4)}
+
+
+def test_whether_models_are_served_is_true_or_false():
+    with pytest.raises(ConfigError, match=r"served of models should be true or false, got tensor"):
+        grown().models([0], served=torch.ones(2))

@@ -151,6 +151,7 @@ class ParameterTree(Displayed):
         """
         return self.node_for(client, level).model
 
+    @checked("nodes")
     def models(self, nodes: Sequence[int], *, served: bool = False) -> tuple[Tensor, list[int]]:
         """Return the distinct models of some nodes, ``[K, S]``, and for each of the nodes its row.
 
