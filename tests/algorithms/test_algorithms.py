@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedclade import CFL, FLHC, ConfigError, FedAvg, FedGroup, Local, LocalTraining, Oracle
+from fedclade import CFL, FLHC, ConfigError, FedAvg, FedGroup, Local, LocalTraining, Oracle, simulate
 from fedclade.algorithms import (
     ALGORITHMS,
     APFL,
@@ -41,7 +41,7 @@ from fedclade.algorithms.cluster_update import membership_events
 from fedclade.core import KEEPS_NONE
 from fedclade.core.queries import Round
 from fedclade.core.tree import ParameterTree
-from tests.tiny import Metered, ScriptedClients, details, play
+from tests.tiny import Metered, ScriptedClients, details, federation_of, linear, play
 
 
 def test_every_algorithm_can_be_built_by_its_name():
@@ -248,3 +248,12 @@ def test_membership_events_of_the_first_assignment_tell_all_empty_clusters():
         ("empty", 1),
         ("joined", 2),
     ]
+
+
+def test_cfl_says_before_round_1_that_no_cluster_can_be_split(caplog):
+    federation = federation_of([0, 0, 1, 1])
+    simulate(CFL(min_cluster_size=99), linear(), federation, rounds=1, engine="loop")
+    assert "two parts of at least min_cluster_size = 99 members need 198 clients, and there are 4" in caplog.text
+    caplog.clear()
+    simulate(CFL(min_cluster_size=2), linear(), federation, rounds=1, engine="loop")
+    assert "min_cluster_size" not in caplog.text

@@ -179,3 +179,22 @@ def test_newcomers_wait_at_the_root():
 def test_too_few_rounds_are_said(caplog):
     run(rounds=2)
     assert "PrivateChoice needs 3 rounds until it has clustered the clients" in caplog.text
+
+
+def test_a_sketch_that_the_model_or_the_memory_cannot_have_is_refused_before_round_1():
+    rounds = []
+
+    def refused(**settings):
+        with pytest.raises(ConfigError) as caught:
+            run(algorithm=PrivateChoice(clusters=3, **settings), on_round=lambda row, tree: rounds.append(row))
+        return str(caught.value)
+
+    for sketch in (65, 10**6):
+        rule = f"algorithm.sketch should be at most 64 for a model of 28 parameters, got {sketch}"
+        assert refused(sketch=sketch) == rule
+    assert refused(cells=10**9).startswith("algorithm.cells = 1000000000 needs 1120.0 GB for the replies of 30 clients")
+    with pytest.raises(
+        ConfigError, match=r"algorithm.sketch = 50000 needs 350.0 GB .*, and a round may take 1.0 GB; set"
+    ):
+        PrivateChoice(sketch=50_000).check_model(10**6, 30, 10**9)
+    assert rounds == []

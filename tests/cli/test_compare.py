@@ -87,6 +87,9 @@ def _full(source, target):
             ["run", "own.toml", "--set", "model.name=mlp", "--set", "model.hidden=0"],
             "model.hidden should be at least 1, got 0",
         ),
+        (["compare", "a b.toml", "a-b.toml"], "names of their own, got 'a b' and 'a-b', which share the folder a-b"),
+        (["run", "own.toml", "--out", "x" * 300], "no file can have so long a name: 'xxx"),
+        (["report", "several/one", "several/../several/one"], "each run can be compared once, got"),
         (["report", "several"], "take one of several/one, several/two"),
         (["reproduce", "cfl-fig1-xor", "--scale", "smoke", "--out", "own.toml"], "cannot make the folder own.toml"),
         (
@@ -98,6 +101,8 @@ def _full(source, target):
 def test_what_cannot_be_meant_is_said_before_anything_runs(arguments, why, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.toml").write_text(SMALL)
+    for name in ("a b.toml", "a-b.toml"):
+        (tmp_path / name).write_text(SMALL.replace("[algorithm]", "[algorithms.fedavg]"))
     for scenario in ("one", "two"):
         (tmp_path / "several" / scenario / "fedavg" / "seed-0").mkdir(parents=True)
     monkeypatch.setattr(sys, "argv", ["fedclade", *arguments])
@@ -106,7 +111,7 @@ def test_what_cannot_be_meant_is_said_before_anything_runs(arguments, why, tmp_p
     assert ended.value.code == 2
     told = capsys.readouterr()
     assert why in " ".join((told.out + told.err).split())
-    assert {path.name for path in tmp_path.iterdir()} == {"own.toml", "several"}
+    assert {path.name for path in tmp_path.iterdir()} == {"own.toml", "a b.toml", "a-b.toml", "several"}
 
 
 def test_the_help_of_an_argument_is_shown(monkeypatch, capsys):

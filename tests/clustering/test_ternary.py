@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedclade import ConfigError
 from fedclade.clustering import ternary
 from fedclade.clustering.ternary import k_means, ternary_similarity
 from tests.reference.fedgroup import tightest, zeta
@@ -125,3 +126,36 @@ def test_k_means_counts_equal_points():
     """Of 0, 3 and 5.5 the two that share a cluster are those which that costs least: 3 joins the side that is light."""
     assert k_means(np.array([[0.0]] * 5 + [[3.0], [5.5], [5.5]]), 2, generator()).tolist() == [0] * 5 + [1, 1, 1]
     assert k_means(np.array([[0.0], [3.0], *[[5.5]] * 5]), 2, generator()).tolist() == [0, 0, *[1] * 5]
+
+
+@pytest.mark.parametrize(
+    ("points", "told"),
+    [
+        (
+            np.zeros((0, 3)),
+            "points should be an array of numbers [n, k], of at least 1 point, got float64 of shape [0, 3]",
+        ),
+        (np.zeros(3), "of at least 1 point, got float64 of shape [3]"),
+        ("x", "got <U1 of shape []"),
+        (None, "got object of shape []"),
+        ([[1, 2], [3]], "points should be an array of numbers [n, k], got [[1, 2], [3]]"),
+        (np.array([["a"]]), "got <U1 of shape [1, 1]"),
+        (np.array([[0, 1], [np.nan, 1]]), "points should be finite numbers, got array([nan,  1.]) at place 1"),
+        (torch.zeros(2, 2, device="meta"), "points should be an array of numbers [n, k]: the tensor is on the 'meta'"),
+        (
+            np.ma.masked_array([[1.0]], mask=True),
+            "points should be an array of numbers [n, k]: 1 of 1 values are masked",
+        ),
+    ],
+)
+def test_points_that_are_none_are_refused(points, told):
+    with pytest.raises(ConfigError) as caught:
+        k_means(points, 2, generator())
+    assert told in str(caught.value)
+
+
+def test_k_means_needs_a_cluster_and_a_generator():
+    with pytest.raises(ConfigError, match="n_clusters should be at least 1, got 0"):
+        k_means(np.zeros((2, 2)), 0, generator())
+    with pytest.raises(ConfigError, match="draw of k_means should be of type Generator, got 0"):
+        k_means(np.zeros((2, 2)), 1, 0)

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from fedclade.config import Batch
 from fedclade.config.scenario import is_scenario, known_scales, read_scenario, read_scenarios
 from fedclade.core.errors import ConfigError
 
@@ -152,3 +153,23 @@ def test_printed_figures_that_cannot_be_placed_are_refused(scenario, old, new, t
     with pytest.raises(ConfigError) as caught:
         read_scenarios(scenario)
     assert told in str(caught.value)
+
+
+def test_an_algorithm_whose_folder_would_lie_elsewhere_is_refused(scenario):
+    scenario.write_text(SCENARIO.replace("prox =", '"../x" =').replace("algorithms.prox.groups = 2", ""))
+    with pytest.raises(ConfigError, match=r"a key of \[algorithms\]: '../x' should be a name that a folder can have"):
+        read_scenarios(scenario)
+
+
+def test_a_cell_that_is_there_twice_is_refused(tmp_path):
+    file = tmp_path / "grid.toml"
+    file.write_text(GRID.replace("[4, 6]", "[4, 6, 4]"))
+    with pytest.raises(ConfigError, match=r"data.clients of \[cells\] should be different values, got 4 twice"):
+        read_scenarios(file)
+
+
+def test_a_batch_writes_into_its_own_folder_alone(tmp_path, scenario):
+    configs = {"../x": read_scenario(scenario).configs["fedavg"]}
+    with pytest.raises(ConfigError, match=r"'../x' should be a name that a folder can have"):
+        Batch(lambda name, rounds: lambda row, tree: None).run(configs, 1, tmp_path / "runs")
+    assert not (tmp_path / "x").exists()

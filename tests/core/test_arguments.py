@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import pytest
 
 from fedclade.core import import_extra
 from fedclade.core.arguments import check_arguments, checked, defaults, known_arguments
-from fedclade.core.errors import ConfigError, MissingExtraError
+from fedclade.core.errors import ArgumentError, ConfigError, MissingExtraError
 
 
 def function(
@@ -155,11 +156,41 @@ def test_all_that_does_not_fit_is_told_at_once_and_not_at_length():
     assert max(map(len, lines)) < 300
 
 
-def test_arguments_that_are_missing_or_unknown_stay_pythons_own_error():
-    with pytest.raises(TypeError, match=r"door\(\) missing 1 required positional argument: 'kind'"):
+def test_arguments_that_are_missing_or_unknown_are_named_and_stay_type_errors():
+    with pytest.raises(ArgumentError, match=r"^door: missing a required argument: 'kind'$") as caught:
         door()
-    with pytest.raises(TypeError, match="unexpected keyword argument 'lrr'"):
+    assert isinstance(caught.value, TypeError)
+    assert isinstance(caught.value, ConfigError)
+    with pytest.raises(ArgumentError, match=r"^unknown argument of Setting: 'lrr'; did you mean 'lr'\? \(known: "):
         Setting(lrr=1)
+    with pytest.raises(ArgumentError, match=r"^Setting: too many positional arguments$"):
+        Setting(*range(20))
+
+
+@checked()
+def entries(table: Mapping[int, str] | None = None, texts: Sequence[str] = (), where: str | Path = ".") -> str:
+    return "right"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"table": {1: "a", "x": "b"}}, "each key of table of entries should be a whole number, got 'x'"),
+        ({"table": {1: "a", 2: None}}, "table[2] of entries should be a string, got None"),
+        ({"texts": ["a", 3]}, "texts[1] of entries should be a string, got 3"),
+        ({"texts": range(3)}, "texts of entries should be a list, each of it a string, got range(0, 3)"),
+        ({"texts": "abc"}, "texts of entries should be a list, each of it a string, got 'abc'"),
+        ({"where": "a\0b"}, "where of entries should be a path that a file can have, got 'a\\x00b': it has a null"),
+        ({"where": "\ud800"}, "where of entries should be a path that a file can have, got '\\ud800': it has"),
+        ({"where": "runs/" + "x" * 300}, ": a name in it has 300 bytes, and file systems take at most 255"),
+        ({"where": Path("x/" * 3000)}, ": it has 5,999 bytes, and file systems take at most 4,095"),
+    ],
+)
+def test_entries_of_tables_and_lists_and_paths_are_checked_in_a_call(given, told):
+    with pytest.raises(ConfigError) as caught:
+        entries(**given)
+    assert told in str(caught.value)
+    assert entries({1: "a", np.int64(2): "b"}, ("a", "b"), Path("x")) == "right"
 
 
 def test_what_is_checked_looks_as_before():
@@ -171,3 +202,20 @@ def test_what_is_checked_looks_as_before():
 def test_missing_extra_says_what_to_install():
     with pytest.raises(MissingExtraError, match=r"doing this needs the package 'no-such'; .*fedclade\[data\]"):
         import_extra("no_such_module", "no-such", "data", "doing this")
+
+
+class Own(Protocol):
+    """A user's own function."""
+
+    def __call__(self, x: int) -> int: ...
+
+
+@checked()
+def applied(function: Own | None = None) -> str:
+    return "right"
+
+
+def test_a_protocol_of_a_call_takes_functions():
+    assert applied(lambda x: x) == applied() == "right"
+    with pytest.raises(ConfigError, match=r"^function of applied should be a function or left out, got 3$"):
+        applied(3)

@@ -173,3 +173,74 @@ def test_a_function_that_makes_no_model_is_one_clear_error(make: Callable[..., A
     with pytest.raises(ModelError) as caught:
         run_of(model=make)
     assert told in str(caught.value)
+
+
+WITHOUT_VALUES = {
+    "scripted": (lambda: torch.jit.script(linear()), "'?RecursiveScriptModule.* is a TorchScript module, .*give the"),
+    "a scripted part": (
+        lambda: nn.Sequential(nn.Flatten(), torch.jit.script(nn.Linear(FEATURES, LABELS))),
+        r"'1' \(RecursiveScriptModule\) is a TorchScript module, .*; give the module that torch.jit.script",
+    ),
+    "on the meta device": (
+        lambda: nn.Linear(FEATURES, LABELS, device="meta"),
+        "'weight' of the model is on the 'meta' device and has no values; make the model on the CPU",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("kind", WITHOUT_VALUES)
+def test_a_model_that_cannot_be_copied_is_one_clear_error(kind: str):
+    make, told = WITHOUT_VALUES[kind]
+    for model in (make(), lambda seed: make()):
+        with pytest.raises(ModelError, match=told):
+            run_of(model=model)
+
+
+@pytest.mark.parametrize("folder", ["x" * 300, "x/" * 3000, "a\0b"], ids=["name", "path", "null"])
+def test_a_folder_that_no_file_system_has_is_refused_everywhere(folder: str, tmp_path: Path):
+    run = run_of()
+    calls: list[Callable[[], object]] = [
+        lambda: run_of(folder=folder),
+        lambda: Run.load(folder),
+        lambda: run.save(folder),
+        lambda: fedclade.export_model(run, folder, node=0),
+        lambda: fedclade.compare(["fedavg"], linear(), federation_of([0, 1]), folder=folder),
+        lambda: fedclade.config.read_config(folder),
+        lambda: fedclade.load_federation("digits", data_dir=folder),
+    ]
+    for call in calls:
+        with pytest.raises(ConfigError, match="should be a path that a file can have, got"):
+            call()
+
+
+def test_a_client_that_a_run_has_not_has_no_personal_parameters():
+    run = run_of()
+    assert run.personal(0) == {}
+    for client in (99, -1, "x", [0]):
+        with pytest.raises(fedclade.TreeError, match=r"^client .* is not in the parameter tree, which holds 2 clients"):
+            run.personal(client)
+
+
+@pytest.mark.parametrize(
+    ("clusters", "told"),
+    [
+        ({"a": 0, "b": 1}, "each key of true_clusters of Oracle should be a whole number, got 'a'"),
+        ({0: "a", 1: "b"}, "true_clusters[0] of Oracle should be a whole number, got 'a'"),
+        ("ab", "true_clusters of Oracle should be a table, got 'ab'"),
+    ],
+)
+def test_an_oracle_of_strings_is_refused(clusters: Any, told: str):
+    with pytest.raises(ConfigError) as caught:
+        fedclade.Oracle(clusters)
+    assert str(caught.value) == told
+
+
+def test_a_config_is_read_by_its_path_or_its_name(tmp_path: Path):
+    (tmp_path / "own.toml").write_text("rounds = 3\n")
+    for path in (tmp_path / "own.toml", str(tmp_path / "own.toml")):
+        assert fedclade.config.read_config(path).top.rounds == 3
+    assert fedclade.config.read_config("cfl-digits-label-swap").algorithm["name"] == "cfl"
+    for path, told in (("str", "unknown config 'str'"), (Path("str"), "cannot read the config str"), (3, "got 3")):
+        with pytest.raises(ConfigError, match=told):
+            fedclade.config.read_config(path)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedclade.core import rng
+from fedclade.core import ConfigError, rng
 
 KEYS = [(0, "a"), (1, "a"), (0, "b"), (0, "a", 0), (0, "a", 0, 0), (0, "a", 1), (0, "a", 1, 0), (0, "a", 0, 1)]
 """All different; NumPy alone would take some for the same, since it pads a seed with zeros."""
@@ -26,3 +26,8 @@ def test_drawing_leaves_the_global_generators_alone():
     before = torch.get_rng_state()
     torch.rand(3, generator=rng.torch_generator(0, "a"))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_seed_below_0_is_refused():
+    with pytest.raises(ConfigError, match=r"^seed should be at least 0, got -1$"):
+        rng.generator(-1, "purpose")

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from fedclade import ParameterTree, TreeError
+from fedclade import ConfigError, ParameterTree, TreeError
 
 
 def grown() -> ParameterTree:
@@ -93,6 +93,35 @@ def test_a_client_that_the_tree_has_not_is_refused():
         grown().model_for(7)
 
 
+@pytest.mark.parametrize("client", [99, -1, "x", None, 1.5, [1]])
+def test_a_path_of_a_client_that_the_tree_has_not_is_refused(client):
+    told = re.escape(f"client {client!r} is not in the parameter tree, which holds 5 clients from 0 to 4")
+    for ask in (grown().path, grown().node_for, grown().model_for):
+        with pytest.raises(TreeError, match=f"^{told}$"):
+            ask(client)
+
+
+@pytest.mark.parametrize("node", [5, -1, "x", None, 1.5, [1]])
+def test_a_node_that_the_tree_has_not_is_refused(node):
+    told = re.escape(f"node {node!r} is not in the parameter tree, which has the nodes 0 to 4")
+    for ask in (grown().above, grown().children):
+        with pytest.raises(TreeError, match=f"^{told}$"):
+            ask(node)
+    with pytest.raises(TreeError, match=r"is not in the parameter tree|nodes should be a list of whole numbers"):
+        grown().models([0, node])
+
+
+@pytest.mark.parametrize("nodes", [[], 99, None])
+def test_models_of_no_nodes_are_refused(nodes):
+    with pytest.raises(TreeError, match=f"^nodes should be a list of at least 1 node, got {re.escape(repr(nodes))}$"):
+        grown().models(nodes)
+
+
+def test_a_tree_without_clients_says_so():
+    with pytest.raises(TreeError, match=r"client 0 is not in the parameter tree, which holds no clients"):
+        ParameterTree.root_only([], torch.zeros(1)).path(0)
+
+
 def test_a_star_has_one_leaf_for_each_cluster():
     tree = ParameterTree.star([(5, 2), (1,)], torch.ones(2))
     assert [node.members for node in tree.nodes] == [(1, 2, 5), (2, 5), (1,)]
@@ -172,8 +201,24 @@ def test_reassigned_in_a_grown_tree_keeps_the_inner_nodes_and_drops_cached_updat
 
 
 def test_reassigned_to_what_is_no_leaf_is_an_error():
-    with pytest.raises(KeyError, match="1"):
+    told = r"clients can move to the leaves \[2, 3, 4\] or to the root 0, got 1"
+    with pytest.raises(TreeError, match=told):
         grown().reassigned({0: 1})
+
+
+def test_a_model_of_another_shape_is_refused():
+    for change in (grown().moved, grown().with_model, grown().trained):
+        with pytest.raises(TreeError, match=r"the model of node 1 has shape \[1\], got \[3\]"):
+            change(1, torch.zeros(3))
+        with pytest.raises(TreeError, match=r"node 9 is not in the parameter tree"):
+            change(9, torch.zeros(1))
+
+
+@pytest.mark.parametrize(("clusters", "shape"), [([], [1]), ([[0], [1]], [3, 1]), ([[0]], [])])
+def test_a_star_starts_from_one_model_or_one_of_each_cluster(clusters, shape):
+    told = f"a star of {len(clusters)} clusters starts from a model [S], or one for each of at least 1 cluster, [K, S]"
+    with pytest.raises(TreeError, match=re.escape(f"{told}, got shape {shape}")):
+        ParameterTree.star(clusters, torch.zeros(shape))
 
 
 def test_who_is_in_no_leaf_waits_at_the_deepest_node_that_holds_it():
@@ -208,3 +253,8 @@ def test_what_is_known_of_the_clients_lasts_while_they_stay_and_no_longer():
     assert [leaf.members for leaf in joined.leaves] == [(), (0, 1, 3)]
     assert dict(joined.leaf_of) == {0: 2, 1: 2, 2: 0, 3: 2, 4: 0}
     assert joined.stragglers == {0: (2, 4)}
+
+
+def test_whether_models_are_served_is_true_or_false():
+    with pytest.raises(ConfigError, match=r"served of models should be true or false, got tensor"):
+        grown().models([0], served=torch.ones(2))

@@ -180,3 +180,8 @@ def test_too_few_examples_for_the_stages():
 def test_a_folder_holds_no_stages(tmp_path):
     with pytest.raises(DataError, match="a folder holds what does not"):
         write_federation(drifting(), tmp_path / "folder")
+
+
+def test_a_share_that_is_no_number_is_refused():
+    with pytest.raises(ConfigError, match=r"drift.share should be in \[0, 1\], or 'anew', got 'half'"):
+        Drift(rounds=(2,), share="half")

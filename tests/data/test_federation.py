@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedclade.core.errors import DataError
+from fedclade.core.errors import ConfigError, DataError
 from fedclade.data import ClientData, Federation, Pool
 
 POOL = Pool(
@@ -107,7 +107,7 @@ def test_clients_hold_examples_that_there_are(changes: dict[str, Any], told: str
 
 
 def test_a_true_cluster_is_a_whole_number():
-    with pytest.raises(DataError, match=r"^the true cluster of client 3 should be a whole number, got 'x'$"):
+    with pytest.raises(ConfigError, match=r"^true_clusters\[3\] of Federation should be a whole number, got 'x'$"):
         Federation(POOL, (client(3),), true_clusters={3: "x"})
 
 
@@ -191,3 +191,14 @@ def test_a_shard_holds_some_of_the_clients_over_the_same_pool():
     assert shard.ids == (0, 2)
     assert shard.pool is whole.pool
     assert shard.true_clusters is None
+
+
+def test_examples_that_a_federation_has_not_are_refused():
+    federation = Federation(POOL, (client(3),))
+    with pytest.raises(DataError, match=r"split should be one of train, validation, test, got 'tset'"):
+        federation.examples(3, "tset")
+    for odd in (4, "x", [3]):
+        with pytest.raises(DataError, match=r"there is no client .*; .* has clients 3 to 3"):
+            federation.examples(odd, "test")
+        with pytest.raises(DataError, match=r"there is no client .*; .* has clients 3 to 3"):
+            federation.alone(odd)

@@ -91,6 +91,7 @@ def test_a_column_of_texts_can_be_the_input() -> None:
 @pytest.mark.parametrize(
     ("changes", "given", "message"),
     [
+        ({}, {"target": []}, "target should name at least 1 column, got ()"),
         ({}, {"target": "bck"}, "unknown column of the data frame: 'bck'; did you mean 'back'?"),
         ({}, {"client": "hospitl"}, "unknown column of the data frame: 'hospitl'; did you mean 'hospital'?"),
         ({}, {"inputs": ("agee",)}, "unknown column of the data frame: 'agee'; did you mean 'age'?"),

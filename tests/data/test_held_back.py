@@ -124,3 +124,10 @@ def test_an_even_partition_names_the_client_that_falls_short():
 def test_settings_out_of_range_are_refused(settings: dict[str, Any], told: str):
     with pytest.raises(ConfigError, match=re.escape(told)):
         load_federation(**settings)
+
+
+def test_more_newcomers_than_examples_are_refused_before_they_are_drawn():
+    told = "20 clients and 1000000000 newcomers need an example each, but digits has 1797; ask for fewer"
+    with pytest.raises(DataError) as caught:
+        load_federation("digits", clients=20, newcomers=10**9)
+    assert str(caught.value) == told

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from fedclade import ConfigError, DataError, FedcladeError, federation, simulate
+import fedclade
+from fedclade import ConfigError, DataError, FedcladeError, ModelError, federation, simulate
 from fedclade.data import Federation, one_client, pool_from_torch
 
 
@@ -245,3 +247,78 @@ def test_what_inputs_are_is_one_of_three_words() -> None:
     for call in calls:
         with pytest.raises(ConfigError, match=r"inputs_are.*'words'"):
             call()
+
+
+def one(x: Any, y: Any) -> Federation:
+    return federation({"a": (x, y), "b": part(4)})
+
+
+@pytest.mark.parametrize("none", [-100, -1])
+def test_examples_without_a_label_are_to_be_left_out(none: int) -> None:
+    x, y = part(6)
+    y[3:] = none
+    told = f"labels of training data of 'a' should be whole numbers from 0 on, got {none} in example 3"
+    advice = "; where a negative number means that there is no label, leave these examples out"
+    with pytest.raises(DataError) as caught:
+        one(x, y)
+    assert str(caught.value) == f"{told}, one of 3{advice}"
+    with pytest.raises(DataError) as caught:
+        federation({"a": TensorDataset(x, y)})
+    assert advice in str(caught.value)
+
+
+def test_a_last_label_that_may_mean_none_is_named_where_the_model_lacks_it() -> None:
+    x, y = part(6)
+    y[4:] = 255
+    told = r"outputs for 256 labels of custom, got \(2, 2\); if label 255 means that there is no label, leave its 2 exa"
+    with pytest.raises(ModelError, match=told):
+        simulate("fedavg", torch.nn.Linear(1, 2), one(x, y), rounds=1, engine="loop")
+
+
+UNREADABLE = {
+    "masked": (np.ma.masked_array(np.zeros((6, 1)), mask=[[1]] * 2 + [[0]] * 4), "2 of 6 values are masked"),
+    "meta": (torch.zeros(6, 1, device="meta"), "the tensor is on the 'meta' device"),
+    "sparse": (torch.zeros(6, 1).to_sparse(), "the tensor is sparse"),
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_arrays_whose_values_cannot_be_read_are_named(kind: str) -> None:
+    odd, told = UNREADABLE[kind]
+    with pytest.raises(DataError, match=f"inputs of training data of 'a' should be a plain array or tensor: {told}"):
+        one(odd, part(6)[1])
+    with pytest.raises(DataError, match=f"targets of training data of 'a' should be a plain array or tensor: {told}"):
+        one(part(6)[0], odd[:, 0] if kind != "sparse" else odd)
+    rows = [(odd[row] if kind != "sparse" else torch.zeros(1).to_sparse(), 0) for row in range(3)]
+    with pytest.raises(DataError, match=r"the inputs of example 0 of training data of 'a' should be a plain array"):
+        federation({"a": Rows(rows)})
+    rows = [(torch.zeros(1), row[0][0] if kind != "sparse" else row[0]) for row in rows]
+    with pytest.raises(DataError, match=r"the target of example 0 of training data of 'a' should be a plain array"):
+        federation({"a": Rows(rows)})
+
+
+class Rows(torch.utils.data.Dataset[Any]):
+    def __init__(self, rows: list[Any]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, row: int) -> Any:
+        return self.rows[row]
+
+
+def test_labels_of_a_billion_are_refused_for_every_source() -> None:
+    x, y = part(6)
+    y[0] = 10**9
+    frame = pa.table({"x": x[:, 0].tolist(), "y": y.tolist(), "c": ["a"] * 6})
+    for make in (
+        lambda: one(x, y),
+        lambda: federation({"a": TensorDataset(x, y)}),
+        lambda: fedclade.pool_from_torch(TensorDataset(x, y)),
+        lambda: fedclade.federation_from_frame(frame, "c", "y", task="classification"),
+        lambda: fedclade.one_client(TensorDataset(x, y), TensorDataset(x, y), labels=10**9 + 1),
+        lambda: federation({"a": (x, y % 2)}, labels=10**9),
+    ):
+        with pytest.raises(FedcladeError, match=r"1,000,000,00[01]"):
+            make()

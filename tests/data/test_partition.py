@@ -292,7 +292,14 @@ def test_natural_min_samples(make_pool: MakePool) -> None:
         (
             "dirichlet",
             {"clients": 100, "alpha": 0.01},
-            "flwr-datasets cannot partition digits like that: The max number",
+            "no draw of Dirichlet(alpha = 0.01) gave each of 100 clients at least min_samples = 10 of the 1437 "
+            "examples in digits; set a smaller min_samples, fewer clients, or a larger alpha",
+        ),
+        (
+            "dirichlet",
+            {"clients": 100, "min_samples": 15},
+            "100 clients with at least min_samples = 15 examples each need 1500, but digits has 1437; set a smaller "
+            "min_samples, or fewer clients",
         ),
     ],
 )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedclade.core.errors import DataError
+from fedclade.core.errors import ConfigError, DataError
 from fedclade.data import Pool
 
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
@@ -24,9 +24,16 @@ POOL = Pool("six", torch.arange(6.0)[:, None], LABELS, LABELS.numpy(), np.arange
         ({"train": np.array([0, 6])}, "the train indices of pool 'six' should lie in 0 .. 5, got 0 .. 6"),
         ({"test": np.array([-1, 3])}, "the test indices of pool 'six' should lie in 0 .. 5, got -1 .. 3"),
         ({"outputs": 2}, "pool 'six' has 2 outputs, but a label 2"),
+        ({"y": torch.tensor([0, -100, -1, 0, -7, 2])}, "labels of pool 'six' should be 0 or more, got -1"),
         (
-            {"y": torch.tensor([0, -100, -1, 0, -7, 2])},
-            "labels of pool 'six' should be 0 or more, or -100 where there is none, got -1",
+            {"y": torch.tensor([0, -100, 1, 0, -100, 2])},
+            "pool 'six' has 2 of 6 examples without a label (-100, which losses ignore), and nothing can be learnt or "
+            "scored on them; leave these examples out",
+        ),
+        (
+            {"outputs": 10**9},
+            "outputs of pool 'six' should be from 1 to 16,777,216, as a model has one for each label, got "
+            "1,000,000,000; number the labels from 0 on",
         ),
     ],
 )
@@ -158,3 +165,82 @@ def test_language_data_without_words_has_as_many_as_outputs():
     y = torch.tensor([[1, 5, -100]])
     pool = Pool.of_examples("spoken", y.clamp(min=0), y, np.arange(1), np.arange(0), task="language")
     assert (pool.outputs, pool.schema.vocabulary_size) == (6, 6)
+
+
+def test_labels_that_are_not_numbered_from_0_on_are_refused_before_a_model_is_built():
+    x, y = torch.zeros(4, 2), torch.tensor([0, 7, 10**9, 7])
+    with pytest.raises(DataError) as caught:
+        Pool.of_examples("codes", x, y, np.arange(4), np.arange(0))
+    assert str(caught.value).startswith(
+        "labels of pool 'codes' go up to 1,000,000,000, but only 3 different ones occur, and a model has an output for "
+        "each number from 0 on; number them anew, as numpy.unique(labels, return_inverse=True) does"
+    )
+    assert Pool.of_examples("codes", x, y % 1000, np.arange(4), np.arange(0)).outputs == 8
+    assert Pool.of_examples("codes", x, y.clamp(max=99_999), np.arange(4), np.arange(0), outputs=10**5).outputs == 10**5
+
+
+@pytest.mark.parametrize(
+    ("x", "told"),
+    [
+        (np.ma.masked_array(np.zeros((6, 2)), mask=np.eye(6, 2)), "2 of 12 values are masked, which means missing"),
+        (torch.zeros(6, 2, device="meta"), "the tensor is on the 'meta' device and has no values"),
+        (torch.zeros(6, 2).to_sparse(), "the tensor is sparse (torch.sparse_coo); make it dense with tensor.to_dense"),
+        (torch.quantize_per_tensor(torch.zeros(6, 2), 0.1, 0, torch.qint8), "the tensor is quantized (torch.qint8)"),
+        (torch.nested.nested_tensor([torch.zeros(2)] * 6), "the tensor is nested; pad its parts to one shape"),
+    ],
+    ids=["masked", "meta", "sparse", "quantized", "nested"],
+)
+def test_arrays_whose_values_cannot_be_read_are_refused_with_the_fix(x: Any, told: str):
+    with pytest.raises(DataError) as caught:
+        replace(POOL, x=x)
+    assert str(caught.value).startswith("inputs of pool 'six' should be a plain array or tensor: ")
+    assert told in str(caught.value)
+
+
+def test_a_masked_array_without_masked_values_is_an_array():
+    x = np.ma.masked_array(np.arange(12.0).reshape(6, 2), mask=False)
+    assert torch.equal(replace(POOL, x=x).x, torch.arange(12.0).view(6, 2))
+
+
+def test_masked_indices_are_refused():
+    with pytest.raises(DataError, match=r"train of pool 'six' should be a plain array.*: 1 of 2 values are masked"):
+        replace(POOL, train=np.ma.masked_array([0, 1], mask=[False, True]))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"indices": np.array(["a"])}, "indices below 6, int64 [n], and whole quarter turns: can't convert"),
+        ({"indices": np.array([6])}, "inputs of pool 'six' are asked for by indices below 6"),
+        ({"indices": np.array([0]), "quarter_turns": "x"}, "and whole quarter turns: rot90()"),
+    ],
+)
+def test_inputs_that_a_pool_has_not_are_refused(given: dict[str, Any], told: str):
+    with pytest.raises(DataError) as caught:
+        POOL.inputs(**given)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"natural": {0: "a"}}, "natural of pool 'six' should be an array of names, got {0: 'a'}"),
+        ({"x": torch.tensor(1.0)}, "x of pool 'six' should have an entry for each example, got one number"),
+    ],
+)
+def test_a_pool_of_what_is_no_array_is_refused(changes: dict[str, Any], told: str):
+    with pytest.raises(DataError) as caught:
+        replace(POOL, **changes)
+    assert str(caught.value) == told
+
+
+def test_a_task_that_there_is_not_is_named():
+    with pytest.raises(ConfigError, match=r"unknown task: 'regresion'; did you mean 'regression'\?"):
+        Pool.of_examples("six", POOL.x, POOL.y, POOL.train, POOL.test, task="regresion")
+
+
+def test_a_scaling_that_there_is_not_is_named():
+    with pytest.raises(ConfigError, match=r"unknown scaling: 'unti'; did you mean 'unit'\?"):
+        POOL.scaled("unti")
+    with pytest.raises(ConfigError, match=r"how of scaled should be 'source' or 'unit' or 'pixel', got 3"):
+        POOL.scaled(3)

@@ -8,6 +8,7 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from fedclade.algorithms import CFL
+from fedclade.core import ConfigError
 from fedclade.core.tree import ParameterTree
 from fedclade.flower import server_app
 from fedclade.flower.server_app import print_round
@@ -49,3 +50,12 @@ def test_a_round_that_was_not_evaluated_is_told_of_without_scores(capsys: pytest
     row = {"round": 2, "clients_trained": 3, "clusters": 1, "accuracy_mean": None, "ari": None, "seconds": 1.25}
     print_round(row, ParameterTree.root_only(range(3), linear(0)[1].weight.detach().flatten()))
     assert capsys.readouterr().out == "round 2, 3 clients trained, 1 cluster, 1.2 s\n"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "model", "told"),
+    [("fedagv", linear(), "did you mean 'fedavg'"), ("fedavg", "mpl", "did you mean 'mlp'")],
+)
+def test_names_that_there_are_not_are_refused_when_the_app_is_made(algorithm, model, told):
+    with pytest.raises(ConfigError, match=told):
+        server_app(algorithm, model)

@@ -246,3 +246,30 @@ def test_a_name_that_is_no_function_is_refused(users_module):
     text = "model 'users_models:answer' should name a function that returns a module, got 42"
     with pytest.raises(ConfigError, match=text):
         build_model(f"{users_module}:answer", input_shape=(4,), outputs=2)
+
+
+def test_a_model_of_a_billion_outputs_is_refused_before_it_takes_memory():
+    told = (
+        "model 'mlp' would have 1,290,000,512 parameters for inputs of shape [3] and 10,000,000 outputs, and models of "
+        "the library have at most 1,073,741,824"
+    )
+    with pytest.raises(ModelError) as caught:
+        build_model("mlp", input_shape=(3,), outputs=10**7)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"input_shape": (0,)}, "input_shape should be sizes of at least 1, got (0,)"),
+        ({"outputs": 0}, "outputs should be at least 1, got 0"),
+        ({"vocabulary_size": -1}, "vocabulary_size should be at least 0, got -1"),
+        ({"seed": -1}, "seed should be at least 0, got -1"),
+        ({"task": "x"}, "unknown task: 'x'"),
+        ({"outputs": "2"}, "outputs of build_model should be a whole number, got '2'"),
+    ],
+)
+def test_data_that_no_model_is_for_is_refused(changes, told):
+    with pytest.raises(ConfigError) as caught:
+        build_model("mlp", **{"input_shape": (3,), "outputs": 2, **changes})
+    assert told in str(caught.value)

@@ -73,6 +73,12 @@ def test_configs_have_a_model_and_settings_of_their_own():
         (["fedavg"], {"federation": None}, "compare needs a federation beside algorithms"),
         ({"a": config("fedavg")}, {}, "the config 'a' has a model and settings of its own"),
         ({"a": "fedavg", "b": config("fedavg")}, {}, "got both: 'b' is a config"),
+        (["fedavg"], {"seeds": [0, 1, 0]}, "seeds should be different numbers, or a run would count more than once"),
+        (["fedavg"], {"seeds": ["a"]}, "seeds[0] of compare should be a whole number, got 'a'"),
+        (["fedavg", "fedavg"], {}, "each method can be compared once, got 'fedavg' more than once"),
+        ([3], {}, "methods should be names, or a table of algorithms by what to call them, got 3"),
+        ({"a": 3}, {}, "methods['a'] should be an algorithm, its name or a config, got 3"),
+        ({3: "fedavg"}, {}, "what to call a method should be a string, got 3"),
         (["fedagv"], {}, "unknown algorithm 'fedagv'; did you mean 'fedavg'?"),
         (["fedavg"], {"engine": "lop"}, "'lop'"),
     ],
@@ -99,3 +105,29 @@ def test_one_bar_shows_all_seeds_of_a_method(monkeypatch):
     assert shown == [1, 2, 3, 4] * 2
     compared(["fedavg"])
     assert len(started) == 2, "a script sees no bars unless it asks for them"
+
+
+LABELS = {
+    "../x": "it has a '/', which would make it a path",
+    "a/b": "it has a '/', which would make it a path",
+    "a\\b": "which would make it a path",
+    "..": "it names another folder",
+    "": "it is empty",
+    "a\n": "it has characters that cannot be shown",
+    "x" * 300: "a name in it has 300 bytes, and file systems take at most 255",
+}
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_a_method_whose_folder_would_lie_elsewhere_is_refused(label, tmp_path):
+    with pytest.raises(ConfigError, match="should be a name that a folder can have: ") as caught:
+        compared({"fine": "fedavg", label: "fedavg"}, folder=tmp_path / "all" / "runs")
+    assert LABELS[label] in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_counts_once():
+    run, other = (compared(["fedavg"], seeds=[seed]).runs["fedavg"][0] for seed in (0, 1))
+    with pytest.raises(ConfigError, match=r"the runs of 'a' should have different seeds, got seed 0 on .* than once"):
+        fedclade.Comparison({"a": [run, other, run]})
+    assert fedclade.Comparison({"a": [run, other], "b": [run]}).rows[0].seeds == (0, 1)

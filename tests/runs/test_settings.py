@@ -37,7 +37,7 @@ def test_settings_and_options_give_the_same_run():
 
 
 def test_an_unknown_option_is_refused_by_name():
-    with pytest.raises(TypeError, match="unexpected keyword argument 'round'"):
+    with pytest.raises(TypeError, match="unknown argument of simulate: 'round'; did you mean 'rounds'"):
         fedclade.simulate("fedavg", linear(), federation_of([0, 1]), round=3)  # pyright: ignore[reportCallIssue]
 
 

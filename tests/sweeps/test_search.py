@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -115,13 +118,43 @@ def test_trials_run_side_by_side_in_processes(tmp_path):
     assert all(process.exitcode == 0 for process in place._processes.values())
 
 
-def test_a_process_that_dies_ends_the_sweep(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("status", "started", "told"),
+    [
+        (-9, True, "a process of the sweep has died, perhaps for want of memory; give fewer --processes"),
+        (-9, False, "a process of the sweep has died, perhaps for want of memory; give fewer --processes"),
+        (1, False, "ended with status 1 as it started; each process imports the script that calls sweep, so put the"),
+    ],
+)
+def test_a_process_that_dies_ends_the_sweep(status, started, told):
     place = Processes.__new__(Processes)
     ours, theirs = places.multiprocessing.Pipe()
-    place.count, place._told, place._processes, place._idle = 1, False, {}, [ours]
+    ended = SimpleNamespace(exitcode=status, join=lambda seconds: None)
+    place.count, place._told, place._processes, place._idle = 1, False, {ours: ended}, [ours]
+    place._started = {ours} if started else set()
     theirs.close()
-    with pytest.raises(RunError, match="a process of the sweep has died"):
+    with pytest.raises(RunError) as caught:
         place.outcome(place._idle.pop(), lambda: False)
+    assert told in str(caught.value)
+
+
+def test_a_script_without_a_main_guard_is_named_in_the_process_that_imports_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(places.multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(RunError, match=r"put the call under: if __name__ == '__main__':"):
+        sweep(BASE, LR, tmp_path / "sweep", processes=2)
+    assert not (tmp_path / "sweep").exists()
+
+
+@pytest.mark.slow
+def test_a_script_without_a_main_guard_is_told_so(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"from fedclade import sweep\nsweep({BASE!r}, {LR!r}, {str(tmp_path / 'sweep')!r}, processes=2)\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 1
+    assert "RunError: a process of the sweep ended with status 1 as it started" in done.stderr
+    assert "put the call under: if __name__ == '__main__':" in done.stderr
 
 
 def test_bad_arguments_are_named(tmp_path):

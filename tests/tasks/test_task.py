@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedclade import ConfigError, Task
+from fedclade import ConfigError, FedcladeError, Task
 from fedclade.core import DataSpec
 from fedclade.tasks import LOSSES, TASKS, FittedTask, build_task
 
@@ -220,3 +220,17 @@ def _fits(name: str, kind: str) -> bool:
     except ConfigError:
         return False
     return True
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"name": 3}, "name of build_task should be"),
+        ({"class_weights": 0}, "class_weights of build_task should be"),
+        ({"name": "os:system"}, "task 'os:system' failed: TypeError"),
+    ],
+)
+def test_a_task_of_wrong_arguments_is_refused(given, told):
+    with pytest.raises(FedcladeError) as caught:
+        build_task(**given)
+    assert told in str(caught.value)

@@ -100,6 +100,28 @@ class Algorithm(ABC, Generic[S]):
         """Return what a run of so few rounds misses of the method, as a sentence with advice; nothing by default."""
         return ""
 
+    def too_few(self, clients: int) -> str:
+        """Return what a run of so few clients misses of the method, as a sentence with advice; nothing by default."""
+        return ""
+
+    def check_model(self, parameters: int, clients: int, memory: int) -> None:
+        """Check that the hyper-parameters suit the size of the model and the memory; by default they always do.
+
+        Parameters
+        ----------
+        parameters
+            Number D of trained entries of a model.
+        clients
+            How many clients reply at once.
+        memory
+            Bytes that a round may take.
+
+        Raises
+        ------
+        ConfigError
+            If a hyper-parameter is too large for them.
+        """
+
     def check_clients(self, clients: int) -> None:
         """Check that there are enough clients for the hyper-parameters, by default for the number of clusters.
 

@@ -139,6 +139,17 @@ class CFL(Algorithm[CFLState]):
             given = ((name, getattr(self, name)) for name in BY_THRESHOLDS)
             require(*((f"algorithm.{name}", value, value == getattr(CFL, name), unused) for name, value in given))
 
+    def too_few(self, clients: int) -> str:
+        """Return that no cluster can be split, if two parts of ``min_cluster_size`` members need more clients."""
+        needed = 2 * self.min_cluster_size
+        if needed <= max(clients, 2):
+            return ""
+        return (
+            f"CFL splits no cluster of this run: two parts of at least min_cluster_size = {self.min_cluster_size} "
+            f"members need {needed} clients, and there are {clients}; it is federated averaging unless that many join, "
+            "so set a smaller algorithm.min_cluster_size"
+        )
+
     @property
     def needs_updates(self) -> bool:
         """Whether a step works on the updates of single clients: sums over all of them carry their weights."""

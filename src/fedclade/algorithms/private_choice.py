@@ -34,6 +34,7 @@ from fedclade.core import (
     Choice,
     Clients,
     ClusterSplit,
+    ConfigError,
     Event,
     Joined,
     Moments,
@@ -90,6 +91,24 @@ class PrivateChoice(Algorithm[PrivateChoiceState]):
             ("algorithm.sketch", self.sketch, self.sketch >= k, f"at least clusters, {k}"),
             ("algorithm.cells", self.cells, self.cells >= k, f"at least clusters, {k}"),
         )
+
+    def check_model(self, parameters: int, clients: int, memory: int) -> None:
+        """Check that ``sketch`` is at most the model's size, or its default, and that the replies fit into memory."""
+        most = max(parameters, type(self).sketch)
+        rule = f"at most {most} for a model of {parameters} parameters"
+        require(("algorithm.sketch", self.sketch, self.sketch <= most, rule))
+        # The replies of all clients at once, and of one client what they are computed from.
+        for name, numbers in (
+            ("sketch", self.sketch * (self.sketch + 1) // 2),
+            ("cells", self.cells * (1 + self.clusters)),
+        ):
+            needed = 8 * numbers * (clients + 5)
+            if needed > memory:
+                raise ConfigError(
+                    f"algorithm.{name} = {getattr(self, name)} needs {needed / 1e9:.1f} GB for the replies of "
+                    f"{clients} clients, and a round may take {memory / 1e9:.1f} GB; set a smaller algorithm.{name}, "
+                    "or more memory"
+                )
 
     @property
     def needs_updates(self) -> bool:

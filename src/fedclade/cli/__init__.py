@@ -5,13 +5,15 @@ Nothing imports it; each command parses what it was given, calls another room, a
 
 from __future__ import annotations
 
+import errno
 import sys
+from typing import NoReturn
 
 from rich.text import Text
 
 from fedclade.cli.app import app
 from fedclade.cli.console import new_console
-from fedclade.core import FedcladeError, RunInterrupted
+from fedclade.core import FedcladeError, RunInterrupted, shown
 from fedclade.report import Terminal
 
 INTERRUPTED = 130
@@ -29,7 +31,16 @@ def main() -> None:
         new_console().print(Text(str(interrupted)), soft_wrap=True)
         sys.exit(INTERRUPTED)
     except FedcladeError as error:
-        lines = str(error).strip().split("\n")
-        message = lines[0] if len(lines) == 1 else "\n  ".join([f"{len(lines)} problems:", *lines])
-        Terminal(stderr=True, soft_wrap=True).print(Text.assemble(("error: ", "bold red"), message))
-        sys.exit(2)
+        _refuse(str(error))
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:  # of others a command says what it could not do
+            raise
+        _refuse(f"no file can have so long a name: {shown(error.filename)}")
+
+
+def _refuse(why: str) -> NoReturn:
+    """Print an error, of one line or of several problems, and leave."""
+    lines = why.strip().split("\n")
+    message = lines[0] if len(lines) == 1 else "\n  ".join([f"{len(lines)} problems:", *lines])
+    Terminal(stderr=True, soft_wrap=True).print(Text.assemble(("error: ", "bold red"), message))
+    sys.exit(2)

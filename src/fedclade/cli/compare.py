@@ -24,7 +24,7 @@ from fedclade.config import (
     read_scenarios,
     run_name,
 )
-from fedclade.core import ConfigError, RunError
+from fedclade.core import ConfigError, RunError, shown
 from fedclade.report import (
     Comparison,
     RunProgress,
@@ -128,6 +128,7 @@ def compare(
         scenarios = [Scenario("", {path.stem: read_config(path, changes) for path in paths}, 1)]
     else:
         scenarios = [each for path in paths for each in read_scenarios(path, changes, scale)]
+    _check_folders(scenarios)
     target = options.target_folder(out, "compare", resume=resume)
     options.check_machine(device, memory)
     options.callbacks_of(log)  # to find out now whether they can be had; each run gets its own
@@ -157,6 +158,18 @@ def compare(
     if left := asked_for & {*batch.left}:
         say(console, f"{len(left):,} of {count(len(asked_for), 'run')} left: {then}")
     _raise_failures(batch)
+
+
+def _check_folders(scenarios: Sequence[Scenario]) -> None:
+    """Check that no two scenarios share a folder, where the runs of one would count for both."""
+    names: dict[str, str] = {}
+    for each in scenarios:
+        if each.folder in names:
+            raise ConfigError(
+                f"scenarios should have names of their own, got {shown(names[each.folder])} and {shown(each.name)}, "
+                f"which share the folder {each.folder}"
+            )
+        names[each.folder] = each.name
 
 
 def _matching(pattern: str, scenarios: Sequence[Scenario], seeds: int | None) -> set[str]:

@@ -118,6 +118,7 @@ def _run_folders(folders: Sequence[Path]) -> list[Path]:
                 )
             within = [path for path in scenarios if is_finished(path)]
         found += within or [folder]
-    if twice := [folder for i, folder in enumerate(found) if folder in found[:i]]:
+    places = [folder.resolve() for folder in found]  # one folder can be written in several ways
+    if twice := [folder for i, folder in enumerate(found) if places[i] in places[:i]]:
         raise RunError(f"each run can be compared once, got {twice[0]} more than once")
     return found

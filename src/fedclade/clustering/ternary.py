@@ -12,6 +12,7 @@ from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
 from fedclade.clustering.similarity import Labels, numbered
+from fedclade.core import ConfigError, array_problem, checked, require, shown
 
 Points = NDArray[np.float64]
 
@@ -74,6 +75,7 @@ def _largest_eigenpairs(gram: Points, count: int) -> tuple[Points, Points]:
     return values[falling], vectors[:, falling]
 
 
+@checked("points")
 def k_means(points: Points, n_clusters: int, draw: np.random.Generator) -> Labels:
     """Cluster points by k-means++ (Arthur and Vassilvitskii 2007; FedGroup Algorithm 4, line 3), the best of 50 runs.
 
@@ -90,10 +92,37 @@ def k_means(points: Points, n_clusters: int, draw: np.random.Generator) -> Label
     -------
     numpy.ndarray
         The cluster of each point, ``[n]`` in 0 to m − 1, numbered as they first appear.
+
+    Raises
+    ------
+    ConfigError
+        If the points are not finite numbers ``[n, k]`` of at least one point, or there is to be no cluster.
     """
+    points = _as_points(points)
+    require(("n_clusters", n_clusters, n_clusters >= 1, "at least 1"))
     from sklearn.cluster import KMeans  # slow to import: only where used
 
     distinct, place, counts = np.unique(points, axis=0, return_inverse=True, return_counts=True)
     n_clusters, seed = min(n_clusters, len(distinct)), int(draw.integers(2**32))
     means = KMeans(n_clusters, n_init=50, random_state=seed)  # pyright: ignore[reportArgumentType]
     return numbered(means.fit_predict(distinct, sample_weight=counts)[place.ravel()])
+
+
+def _as_points(points: Points) -> Points:
+    """Return points as an array ``[n, k]`` of finite numbers; a ConfigError if they are something else."""
+    if problem := array_problem(points):
+        raise ConfigError(f"points should be an array of numbers [n, k]: {problem}")
+    try:
+        array = np.asarray(points)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"points should be an array of numbers [n, k], got {shown(points)}: {error}") from None
+    if array.dtype.kind not in "fiu" or array.ndim != 2 or 0 in array.shape:
+        raise ConfigError(
+            f"points should be an array of numbers [n, k], of at least 1 point, got {array.dtype} of shape "
+            f"{list(array.shape)}"
+        )
+    finite = np.isfinite(array).all(axis=1)
+    if not finite.all():
+        row = int(np.flatnonzero(~finite)[0])
+        raise ConfigError(f"points should be finite numbers, got {shown(array[row])} at place {row}")
+    return array

@@ -3,7 +3,7 @@
 The command line, the network and the papers import it; it imports the rooms whose settings it checks.
 """
 
-from fedclade.config.batch import Batch, run_name
+from fedclade.config.batch import Batch, check_labels, run_name
 from fedclade.config.build import Building, build_schema
 from fedclade.config.check import WRITTEN_ONLY, check_config, read_config
 from fedclade.config.scenario import Printed, Scenario, is_scenario, known_scales, read_scenario, read_scenarios
@@ -21,6 +21,7 @@ __all__ = [
     "as_override",
     "build_schema",
     "check_config",
+    "check_labels",
     "config_folder",
     "find_config",
     "find_configs",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
 from fedclade.config.settings import Config
-from fedclade.core import FedcladeError, FolderInUseError, RunError, RunInterrupted
+from fedclade.core import ConfigError, FedcladeError, FolderInUseError, RunError, RunInterrupted, name_problem, shown
 from fedclade.data import Federation
 from fedclade.runs import Callback, OnRound, Run, is_finished, read_run_config
 
@@ -23,6 +23,13 @@ MOST_FEDERATIONS = 3
 def run_name(prefix: str, label: str, seed: int, seeds: int) -> str:
     """Return what a run is called, of so many seeds of one config."""
     return f"{prefix}{label}" + (f" seed {seed}" if seeds > 1 else "")
+
+
+def check_labels(labels: Iterable[str]) -> None:
+    """Check that configurations are called by what their folders can be called; a ConfigError if one is not."""
+    for label in labels:
+        if problem := name_problem(label):
+            raise ConfigError(f"{shown(label)} should be a name that a folder can have: {problem}")
 
 
 def _is_done(folder: Path, config: Config) -> bool:
@@ -63,7 +70,14 @@ class Batch:
     """By seed, with the config that it is of: algorithms of one scenario have it in common."""
 
     def run(self, configs: Mapping[str, Config], seeds: int, target: Path, prefix: str = "") -> dict[str, list[Run]]:
-        """Run every config with every seed into ``target/LABEL/seed-N``; return the runs that finished."""
+        """Run every config with every seed into ``target/LABEL/seed-N``; return the runs that finished.
+
+        Raises
+        ------
+        ConfigError
+            If a label cannot be the name of a folder.
+        """
+        check_labels(configs)
         runs: dict[tuple[str, int], Run] = {}
         every = [(label, seed) for label in configs for seed in range(seeds)]
         waiting, in_use = deque(every), set[tuple[str, int]]()

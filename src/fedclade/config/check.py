@@ -12,12 +12,13 @@ from typing import Any
 from fedclade.algorithms import TRUTH, Algorithm, algorithm_class, build_algorithm, options_of
 from fedclade.config.data import check_own_data, is_own_data, with_files_found
 from fedclade.config.settings import FIXED, SECTIONS, Config, TopLevel, options
-from fedclade.config.toml_files import Section, apply_overrides, read_toml
+from fedclade.config.toml_files import Section, apply_overrides, find_config, read_toml
 from fedclade.core import (
     Aggregation,
     ConfigError,
     UntrustedNameError,
     check_arguments,
+    checked,
     defaults,
     known_arguments,
     shown,
@@ -50,14 +51,23 @@ WRITTEN_ONLY = ("versions", "network")
 """What a run folder's config has besides, so that it can be run again as it is: in a simulation, if it was not one."""
 
 
-def read_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+@checked()
+def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read and check a config; ``overrides`` as after ``--set``, ``section.key=value`` or ``key=value``, win over it.
+
+    Parameters
+    ----------
+    path
+        A TOML file; as a string also a name of ``fedclade ls configs``.
+    overrides
+        Changes, such as ``["rounds=5", "local.lr=0.05"]``.
 
     Raises
     ------
     ConfigError
         If the file is missing or no TOML, or with all problems of the config at once, a line for each.
     """
+    path = find_config(path) if isinstance(path, str) else path
     raw = read_toml(path)
     if "algorithms" in raw:
         raise ConfigError(f"{path} is a scenario: it has several [algorithms]; run it with 'fedclade compare'")
@@ -68,6 +78,7 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         raise type(error)("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from error
 
 
+@checked()
 def check_config(raw: Mapping[str, Any], *, on_network: bool = False) -> Config:
     """Check a config and fill in its defaults; on a network each client may have one file.
 
@@ -225,7 +236,7 @@ def _data(section: Section, problems: _Problems, *, on_network: bool) -> tuple[S
         return section, False
     functions = (SOURCES[name].load, partition.split, shift.views, load_federation)
 
-    def checked(fitted: Section) -> Section:
+    def filled_in(fitted: Section) -> Section:
         filled = {**defaults(functions, _NOT_IN_DATA), **fitted}
         check_data_settings(**{key: filled[key] for key in filled if key in known_arguments(check_data_settings)})
         augment_of(filled["augment"])
@@ -234,7 +245,7 @@ def _data(section: Section, problems: _Problems, *, on_network: bool) -> tuple[S
                 check(**{key: filled[key] for key in known_arguments(check, positional=True)})
         return filled
 
-    filled = problems.made("data", checked, functions, options(section), _NOT_IN_DATA)
+    filled = problems.made("data", filled_in, functions, options(section), _NOT_IN_DATA)
     return (section, False) if filled is None else ({"name": name, **filled}, True)
 
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedclade.config.batch import check_labels
 from fedclade.config.check import check_config
 from fedclade.config.data import with_files_found
 from fedclade.config.settings import Config
 from fedclade.config.toml_files import apply_overrides, as_override, read_toml
-from fedclade.core import ConfigError, shown, unknown
+from fedclade.core import ConfigError, checked, shown, unknown
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ def known_scales(path: Path) -> tuple[str, ...]:
     return tuple(_table(read_toml(path), "scales", path))
 
 
+@checked()
 def read_scenarios(path: Path, overrides: Sequence[str] = (), scale: str | None = None) -> list[Scenario]:
     """Read and check the scenarios of a file: one, or one for each cell of a grid.
 
@@ -85,6 +87,10 @@ def read_scenarios(path: Path, overrides: Sequence[str] = (), scale: str | None 
     seeds = raw.get("seeds", 1)
     if not algorithms:
         raise ConfigError(f"{path}: [algorithms] should name at least 1 algorithm, got none")
+    try:
+        check_labels(algorithms)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: a key of [algorithms]: {error}") from None
     if "algorithm" in raw:
         raise ConfigError(f"{path}: a scenario has no [algorithm]; set hyper-parameters in [algorithms]")
     if not isinstance(seeds, int) or isinstance(seeds, bool) or seeds < 1:
@@ -96,6 +102,8 @@ def read_scenarios(path: Path, overrides: Sequence[str] = (), scale: str | None 
     for key, values in cells.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(f"{path}: {key} of [cells] should be a list of values, got {shown(values)}")
+        if twice := next((value for i, value in enumerate(values) if value in values[:i]), None):
+            raise ConfigError(f"{path}: {key} of [cells] should be different values, got {shown(twice)} twice")
     found: list[Scenario] = []
     as_it_stands = scale is None and not overrides
     printed = _printed(path, _table(raw, "printed", path), cells, algorithms) if as_it_stands else {}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedclade.core import ConfigError, shown, unknown
+from fedclade.core import ConfigError, checked, shown, unknown
 
 Section = dict[str, Any]
 
@@ -97,6 +97,7 @@ def config_folder() -> Path:
     return packaged if packaged.is_dir() else Path(__file__).parents[3] / "configs"
 
 
+@checked()
 def find_config(name: str) -> Path:
     """Return the path of a config: a file, or the name of one that comes with fedclade.
 
@@ -116,6 +117,7 @@ def find_config(name: str) -> Path:
     raise ConfigError(unknown("config", name, shipped))
 
 
+@checked()
 def find_configs(name: str) -> list[Path]:
     """Return the paths of all configs of a folder, or of the one config that :func:`find_config` finds.
 

@@ -7,6 +7,7 @@ may import it; it imports none. It knows nothing of how clients are trained or c
 from fedclade.core.aggregate import centre_of, inter_group, mean, mean_of_all
 from fedclade.core.aggregation import Aggregation, Limits, Rule
 from fedclade.core.arguments import check_arguments, checked, defaults, known_arguments
+from fedclade.core.array_kinds import array_problem
 from fedclade.core.array_mapping import ArrayMapping, Positions
 from fedclade.core.buffers import (
     can_be_averaged,
@@ -21,6 +22,7 @@ from fedclade.core.clients import Clients, Workers
 from fedclade.core.descriptor_query import DescriptorQuery
 from fedclade.core.display import Displayed, at_prompt, draw_with, drawn, in_notebook
 from fedclade.core.errors import (
+    ArgumentError,
     CheckpointError,
     ConfigError,
     DataError,
@@ -74,7 +76,9 @@ from fedclade.core.files import (
     appear,
     bring_to_disk,
     make_folder,
+    name_problem,
     owner_only,
+    path_problem,
     remove,
     sha256_of,
     take_place,
@@ -161,6 +165,7 @@ __all__ = [
     "TOO_LATE",
     "VECTORS",
     "Aggregation",
+    "ArgumentError",
     "ArrayMapping",
     "Ask",
     "Buffered",
@@ -250,6 +255,7 @@ __all__ = [
     "Workers",
     "alone",
     "appear",
+    "array_problem",
     "at_prompt",
     "bounded",
     "bring_to_disk",
@@ -286,11 +292,13 @@ __all__ = [
     "mean",
     "mean_of_all",
     "name_of",
+    "name_problem",
     "named",
     "optimizer_class",
     "own_defaults",
     "owner_only",
     "packed",
+    "path_problem",
     "reading_folder",
     "remove",
     "require",

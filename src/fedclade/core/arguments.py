@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache, lru_cache, wraps
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from fedclade.core.errors import ConfigError, shown, unknown
+from fedclade.core.errors import ArgumentError, ConfigError, shown, unknown
+from fedclade.core.files import path_problem
 
 T = TypeVar("T")
 
@@ -74,9 +76,10 @@ def check_arguments(
 def checked(*besides: str) -> Callable[[T], T]:
     """Let a function, or a class, check the types of its arguments when it is called, except of those in ``besides``.
 
-    It raises a ConfigError with a line for each argument of a wrong type; arguments that are missing or unknown stay
-    Python's own ``TypeError``. Numbers and truth values of NumPy become Python's, and lists tuples. Options declared as
-    ``**options: Unpack[SomeTypedDict]`` are checked like arguments that are spelt out.
+    It raises a ConfigError with a line for each argument of a wrong type, and for each path that no file can have. If
+    arguments are missing or unknown, that is an ArgumentError, which names the nearest known one. Numbers and truth
+    values of NumPy become Python's, and lists tuples. Options declared as ``**options: Unpack[SomeTypedDict]`` are
+    checked like arguments that are spelt out.
     """
 
     def decorated(taker: Any) -> Any:
@@ -100,8 +103,8 @@ def checked(*besides: str) -> Callable[[T], T]:
             signature, hints = takes()
             try:
                 given = signature.bind(*args, **kwargs)
-            except TypeError:
-                return call(*args, **kwargs)  # which raises the same, in its own name
+            except TypeError as error:
+                raise _argument_error(taker.__name__, signature, kwargs, error) from None
             given.arguments.update(_fit_all(taker.__name__, given.arguments, hints, strict=True))
             return call(*given.args, **given.kwargs)
 
@@ -111,6 +114,15 @@ def checked(*besides: str) -> Callable[[T], T]:
         return at_the_door
 
     return decorated
+
+
+def _argument_error(
+    owner: str, signature: inspect.Signature, keywords: Collection[str], error: TypeError
+) -> ArgumentError:
+    """Return the error of a call that does not fit a signature: it names unknown arguments, and the nearest known."""
+    known = [name for name in signature.parameters if name not in ("self", "cls")]
+    problems = [unknown(f"argument of {owner}:", name, known) for name in keywords if name not in known]
+    return ArgumentError("\n".join(problems) if problems else f"{owner}: {error}")
 
 
 def _each(takers: Taker | Collection[Taker]) -> Collection[Taker]:
@@ -159,13 +171,41 @@ def _fit_all(
         if known is not None and name not in known:
             problems.append(unknown(f"key of {owner}:", name, known))
         elif (new := _fit(value, hint, strict=strict)) is _MISFIT:
-            why = f", of more than {BITS} bits" if _is_too_long(value) else ""
-            problems.append(f"{name} of {owner} should be {_in_words(hint)}, got {shown(value)}{why}")
+            problems.append(_misfit_inside(name, owner, value, hint) or _told(f"{name} of {owner}", value, hint))
+        elif strict and _takes_paths(hint) and (problem := path_problem(new)):
+            problems.append(f"{name} of {owner} should be a path that a file can have, got {shown(new)}: {problem}")
         else:
             fitted[name] = new
     if problems:
         raise ConfigError("\n".join(problems))
     return fitted
+
+
+def _told(what: str, value: Any, hint: Any) -> str:
+    """Return the message about a value that is not of its type."""
+    why = f", of more than {BITS} bits" if _is_too_long(value) else ""
+    return f"{what} should be {_in_words(hint)}, got {shown(value)}{why}"
+
+
+def _misfit_inside(name: str, owner: str, value: Any, hint: Any) -> str:
+    """Return the message about the first entry of a table or a list that is of a wrong type; nothing if none is."""
+    for member in _members(hint) or (hint,):
+        kind, of = get_origin(member), get_args(member)
+        if kind is Mapping and isinstance(value, dict):
+            for key, entry in value.items():
+                if _fit(key, of[0], strict=True) is _MISFIT:
+                    return _told(f"each key of {name} of {owner}", key, of[0])
+                if _fit(entry, of[1], strict=True) is _MISFIT:
+                    return _told(f"{name}[{shown(key)}] of {owner}", entry, of[1])
+        if kind is Sequence and isinstance(value, list | tuple):
+            for place, entry in enumerate(value):
+                if _fit(entry, of[0], strict=True) is _MISFIT:
+                    return _told(f"{name}[{place}] of {owner}", entry, of[0])
+    return ""
+
+
+def _takes_paths(hint: Any) -> bool:
+    return Path in (*_members(hint), hint)
 
 
 _MISFIT = object()
@@ -192,6 +232,10 @@ def _fit(value: Any, hint: Any, *, strict: bool = False) -> Any:
         return value
     if hint not in _WORDS:  # a user's own type: the factory must judge
         kind = get_origin(hint) or hint
+        if strict and getattr(kind, "_is_protocol", False):  # of a user's own function or object
+            return value if callable(value) or "__call__" not in vars(kind) else _MISFIT
+        if strict and not _fits_inside(value, kind, get_args(hint)):
+            return _MISFIT
         return value if not (strict and inspect.isclass(kind)) or isinstance(value, kind) else _MISFIT
     if isinstance(value, bool | np.bool_):  # which Python counts as an int
         return bool(value) if hint is bool else _MISFIT
@@ -200,6 +244,31 @@ def _fit(value: Any, hint: Any, *, strict: bool = False) -> Any:
     if not strict and hint is float and math.isnan(value):  # of no range
         return _MISFIT
     return hint(value) if hint in _NUMBERS else value
+
+
+def _fits_inside(value: Any, kind: Any, of: tuple[Any, ...]) -> bool:
+    """Return whether the entries of a table or a list are of their types; of other values it knows nothing."""
+    if kind is Mapping and isinstance(value, dict) and len(of) == 2:
+        return _all_fit(value, of[0]) and _all_fit(value.values(), of[1])
+    if kind is Sequence and isinstance(value, str | bytes):
+        return False  # which are sequences, but of what nobody means
+    if kind is Sequence and isinstance(value, range) and of:
+        return not value or _fit(value[0], of[0], strict=True) is not _MISFIT
+    if kind is Sequence and isinstance(value, list | tuple) and of:
+        return _all_fit(value, of[0])
+    return True
+
+
+def _all_fit(values: Iterable[Any], hint: Any) -> bool:
+    if hint is Any:
+        return True
+    values = [*values]
+    kinds = {*map(type, values)}
+    if kinds == {str} and hint is str:  # fast, as tables can be of a million clients
+        return True
+    if kinds == {int} and hint is int:
+        return not (_is_too_long(max(values)) or _is_too_long(min(values)))
+    return all(_fit(value, hint, strict=True) is not _MISFIT for value in values)
 
 
 def _is_too_long(value: Any) -> bool:
@@ -214,6 +283,10 @@ def _in_words(hint: Any) -> str:
     if get_origin(hint) is tuple:
         return f"a list, each of it {_in_words(get_args(hint)[0])}"
     kind = get_origin(hint) or hint
+    if getattr(kind, "_is_protocol", False) and "__call__" in vars(kind):
+        return "a function"
+    if kind is Sequence and get_args(hint):
+        return f"a list, each of it {_in_words(get_args(hint)[0])}"
     return _WORDS.get(hint) or _WORDS.get(kind) or f"of type {getattr(kind, '__name__', kind)}"
 
 

@@ -22,6 +22,10 @@ class UntrustedNameError(ConfigError):
     """A config by somebody else names a ``module:name``, and to import it would run code."""
 
 
+class ArgumentError(ConfigError, TypeError):
+    """A call has an argument that is unknown, is missing, or is given twice; it is a ``TypeError`` too."""
+
+
 class DataError(FedcladeError):
     """Data is missing, unreadable, or cannot be partitioned as configured."""
 

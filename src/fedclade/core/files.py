@@ -19,6 +19,9 @@ from torch import Tensor
 OWNER_ONLY = 0o600
 """Mode of files with models, which reveal something of their training data, and of a client's own records."""
 
+LONGEST_NAME, LONGEST_PATH = 255, 4095
+"""Bytes of a file's name, and of a path, that common file systems take."""
+
 
 def appear(target: Path, write: Callable[[Path], object], *, private: bool = False) -> None:
     """Let a file or a folder appear whole, in place of what may be there; its folder must exist.
@@ -126,6 +129,45 @@ def _sort_header(path: Path) -> None:
         if len(text) == length:
             file.seek(8)
             file.write(text)
+
+
+def path_problem(path: object) -> str:
+    """Return why no file can have a path, in words; nothing if one can, or if the value is not a path.
+
+    >>> path_problem("runs/" + 300 * "x")
+    'a name in it has 300 bytes, and file systems take at most 255'
+    """
+    if not isinstance(path, str | Path):
+        return ""
+    try:
+        encoded = os.fsencode(path)
+    except UnicodeEncodeError:
+        return "it has characters that no file name can have"
+    if b"\0" in encoded:
+        return "it has a null character"
+    longest = max(len(name) for name in encoded.split(os.fsencode(os.sep)))
+    if longest > LONGEST_NAME:
+        return f"a name in it has {longest} bytes, and file systems take at most {LONGEST_NAME}"
+    if len(encoded) > LONGEST_PATH:
+        return f"it has {len(encoded):,} bytes, and file systems take at most {LONGEST_PATH:,}"
+    return ""
+
+
+def name_problem(name: str) -> str:
+    """Return why a text cannot be the name of one folder, in words; nothing if it can.
+
+    >>> name_problem("../x")
+    "it has a '/', which would make it a path"
+    """
+    if not name.strip():
+        return "it is empty"
+    if name in (".", ".."):
+        return "it names another folder"
+    if separators := [each for each in ("/", "\\") if each in name]:
+        return f"it has a {separators[0]!r}, which would make it a path"
+    if not name.isprintable():
+        return "it has characters that cannot be shown"
+    return path_problem(name)
 
 
 def sha256_of(path: Path) -> str:

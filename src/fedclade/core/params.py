@@ -249,10 +249,16 @@ def check_module(module: nn.Module) -> None:
     Raises
     ------
     ModelError
-        If parameters have no shape yet, or are computed from others before each pass; names the module.
+        If the module is a TorchScript module, or if parameters have no shape or no values yet, or are computed from
+        others before each pass; names the module.
     """
     for name, part in module.named_modules():
         where = f"{name!r} ({type(part).__name__})" if name else type(part).__name__
+        if isinstance(part, torch.jit.ScriptModule):
+            raise ModelError(
+                f"{where} is a TorchScript module, which torch cannot copy with its parameters; give the module that "
+                "torch.jit.script or torch.jit.trace was called with"
+            )
         if any(is_lazy(tensor) for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False))):
             raise ModelError(
                 f"{where} is lazy: its parameters have no shape yet; pass a batch through the model first, or name the "
@@ -264,6 +270,12 @@ def check_module(module: nn.Module) -> None:
                 f"{where} computes its weights from other parameters, as weight norm, spectral norm and pruning do, "
                 "but models are averaged by their parameters; remove that (torch.nn.utils.parametrize."
                 "remove_parametrizations), or take a layer without it"
+            )
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.is_meta:
+            raise ModelError(
+                f"{name!r} of the model is on the 'meta' device and has no values; make the model on the CPU, or call "
+                "model.to_empty(device='cpu') and initialise it"
             )
 
 

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from fedclade.core.errors import ConfigError
+
 BESIDE = "beside"
 """Purpose of training one more model in a round: clients draw what they draw in the regular training."""
 
@@ -53,5 +55,7 @@ def seeded_globally(seed: int, device: torch.device) -> Generator[None]:
 
 
 def _sequence(seed: int, purpose: str, numbers: tuple[int, ...]) -> np.random.SeedSequence:
+    if seed < 0:
+        raise ConfigError(f"seed should be at least 0, got {seed}")
     # As a spawn key, since NumPy pads entropy with zeros: [seed, purpose] and [seed, purpose, 0] would draw the same.
     return np.random.SeedSequence([seed, zlib.crc32(purpose.encode())], spawn_key=numbers)

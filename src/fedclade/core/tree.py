@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import SupportsIndex
+from operator import index
 
 import torch
 from torch import Tensor
 
+from fedclade.core.arguments import checked
 from fedclade.core.display import Displayed
-from fedclade.core.errors import TreeError
+from fedclade.core.errors import TreeError, shown
 from fedclade.core.node import VECTORS, Node
 
 
@@ -41,11 +42,13 @@ class ParameterTree(Displayed):
         return f"ParameterTree(nodes={len(self.nodes)}, clusters={len(self.leaves)}, clients={len(self.leaf_of)})"
 
     @classmethod
+    @checked()
     def root_only(cls, members: Sequence[int], params: Tensor) -> ParameterTree:
         """Return a tree of one cluster: all clients share one model."""
         return cls((Node(0, None, tuple(sorted(members)), params),))
 
     @classmethod
+    @checked()
     def star(cls, clusters: Sequence[Sequence[int]], params: Tensor, unassigned: Sequence[int] = ()) -> ParameterTree:
         """Return a root with one leaf for each cluster, which may be empty.
 
@@ -53,6 +56,11 @@ class ParameterTree(Displayed):
         clients are the root's alone.
         """
         members = [*(client for cluster in clusters for client in cluster), *unassigned]
+        if not clusters or params.dim() not in (1, 2) or (params.dim() == 2 and len(params) != len(clusters)):
+            raise TreeError(
+                f"a star of {len(clusters)} clusters starts from a model [S], or one for each of at least 1 cluster, "
+                f"[K, S], got shape {list(params.shape)}"
+            )
         models = params.expand(len(clusters), -1)
         root = replace(cls.root_only(members, models[0]).nodes[0], split_in=0)
         pairs = enumerate(zip(clusters, models, strict=True), start=1)
@@ -80,16 +88,36 @@ class ParameterTree(Displayed):
         return dict(sorted(((node, ids) for node, ids in waiting if ids), key=lambda each: each[1][0]))
 
     def children(self, node: int) -> tuple[Node, ...]:
-        """Return the clusters that a node was split into."""
-        return tuple(child for child in self.nodes if child.parent == node)
+        """Return the clusters that a node was split into.
+
+        Raises
+        ------
+        TreeError
+            If the tree has no such node.
+        """
+        parent = self._known_node(node).id
+        return tuple(child for child in self.nodes if child.parent == parent)
 
     def path(self, client: int) -> tuple[Node, ...]:
-        """Return the nodes from the root to a client's leaf: its models, from the most general to the most special."""
+        """Return the nodes from the root to a client's leaf: its models, from the most general to the most special.
+
+        Raises
+        ------
+        TreeError
+            If the tree does not know the client.
+        """
+        self._check_client(client)
         return self.above(self.leaf_of[client])
 
     def above(self, node: int) -> tuple[Node, ...]:
-        """Return the nodes from the root to a node, which is the last of them."""
-        path = [self.nodes[node]]
+        """Return the nodes from the root to a node, which is the last of them.
+
+        Raises
+        ------
+        TreeError
+            If the tree has no such node.
+        """
+        path = [self._known_node(node)]
         while (parent := path[0].parent) is not None:
             path.insert(0, self.nodes[parent])
         return tuple(path)
@@ -102,14 +130,11 @@ class ParameterTree(Displayed):
         TreeError
             If the tree does not know the client, or the path has no such level.
         """
-        if client not in self.leaf_of:
-            count, first, last = len(self.leaf_of), min(self.leaf_of), max(self.leaf_of)
-            raise TreeError(
-                f"client {client} is not in the parameter tree, which holds {count} clients from {first} to {last}"
-            )
         path = self.path(client)
-        if not isinstance(level, SupportsIndex):  # pyright: ignore[reportUnnecessaryIsInstance]  (it is given by users)
-            raise TreeError(f"level should be a whole number, got {level!r}")
+        try:
+            level = index(level)
+        except TypeError:
+            raise TreeError(f"level should be a whole number, got {shown(level)}") from None
         if not -len(path) <= level < len(path):
             raise TreeError(
                 f"level {level} is not on the path of client {client}, which has {len(path)} levels: from the root, 0 "
@@ -126,38 +151,59 @@ class ParameterTree(Displayed):
         """
         return self.node_for(client, level).model
 
+    @checked("nodes")
     def models(self, nodes: Sequence[int], *, served: bool = False) -> tuple[Tensor, list[int]]:
         """Return the distinct models of some nodes, ``[K, S]``, and for each of the nodes its row.
 
         They are those that clients train from, or if ``served`` those that they are served with.
+
+        Raises
+        ------
+        TreeError
+            If no node is named, or the tree has no such node.
         """
+        if not isinstance(nodes, Collection) or not len(nodes):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TreeError(f"nodes should be a list of at least 1 node, got {shown(nodes)}")
+        try:
+            distinct = set(nodes)
+        except TypeError:  # an entry that cannot be hashed, which is no node either
+            raise TreeError(f"nodes should be a list of whole numbers, got {shown(nodes)}") from None
+        for node in distinct:
+            self._known_node(node)
         rows = {node: row for row, node in enumerate(dict.fromkeys(nodes))}
         models = [self.nodes[node].model if served else self.nodes[node].params for node in rows]
         return torch.stack(models), [rows[node] for node in nodes]
 
+    @checked()
     def moved(self, node: int, delta: Tensor) -> ParameterTree:
         """Return the tree after one node's model took a step (CFL Algorithm 2, line 7)."""
-        return self.with_model(node, self.nodes[node].params + delta)
+        return self.with_model(node, self._known_node(node, delta).params + delta)
 
+    @checked()
     def with_model(self, node: int, params: Tensor) -> ParameterTree:
         """Return the tree with another model ``[S]`` for one node."""
-        return self._with(replace(self.nodes[node], params=params))
+        return self._with(replace(self._known_node(node, params), params=params))
 
+    @checked()
     def trained(self, node: int, delta: Tensor) -> ParameterTree:
         """Return the tree after one node's model took a step of its own, with the model that it began from."""
-        began = self.nodes[node].params
+        began = self._known_node(node, delta).params
         return self._with(replace(self.nodes[node], params=began + delta, trained_from=began))
 
     def continued(self, model: Tensor) -> ParameterTree:
         """Return the tree after the root's model went on to ``model [S]``; the root keeps what it was split at."""
         return self._with(replace(self.nodes[0], continued=model))
 
+    @checked()
     def reassigned(self, leaf_of: Mapping[int, int]) -> ParameterTree:
         """Return the tree after some clients changed their leaf.
 
         Leaves stay leaves, even without members, and the nodes above them keep the members that they were split with.
         ``leaf_of`` has the new leaf of each client that changes it, or the root for none; all others stay.
         """
+        places = {0, *(leaf.id for leaf in self.leaves), *self.stragglers}
+        if lost := [leaf for leaf in leaf_of.values() if leaf not in places]:
+            raise TreeError(f"clients can move to the leaves {sorted(places - {0})} or to the root 0, got {lost[0]}")
         came: dict[int, list[int]] = {node: [] for node in (0, *self.stragglers, *(leaf.id for leaf in self.leaves))}
         left: dict[int | None, set[int]] = {}
         for client, leaf in leaf_of.items():
@@ -241,11 +287,13 @@ class ParameterTree(Displayed):
         order = sorted(range(len(members)), key=members.__getitem__)
         return self._with(replace(cluster, members=tuple(members[i] for i in order), cached=cached[order]))
 
+    @checked()
     def with_newcomers(self, clients: Sequence[int]) -> ParameterTree:
         """Return the tree after clients came that are in no cluster yet: they are the root's alone."""
         root = self.nodes[0]
         return self._with(replace(root, members=tuple(sorted({*root.members, *clients}))))
 
+    @checked()
     def without(self, clients: Sequence[int]) -> ParameterTree:
         """Return the tree after clients left: no node has them as members, and no updates of theirs are cached.
 
@@ -269,6 +317,34 @@ class ParameterTree(Displayed):
             return replace(node, **vectors, cached=cached)
 
         return ParameterTree(tuple(map(mapped, self.nodes)))
+
+    def _known_node(self, node: int, vector: Tensor | None = None) -> Node:
+        """Return a node by its id; a TreeError if the tree has no such node, or its model is of another shape."""
+        try:
+            place = index(node)
+        except TypeError:
+            place = -1
+        if 0 <= place < len(self.nodes):
+            found = self.nodes[place]
+            if vector is not None and vector.shape != found.params.shape:
+                raise TreeError(
+                    f"the model of node {place} has shape {list(found.params.shape)}, got {list(vector.shape)}"
+                )
+            return found
+        raise TreeError(
+            f"node {shown(node)} is not in the parameter tree, which has the nodes 0 to {len(self.nodes) - 1}"
+        )
+
+    def _check_client(self, client: int) -> None:
+        """Check that the tree knows a client; a TreeError if it does not."""
+        clients = self.leaf_of
+        try:
+            if client in clients:
+                return
+        except TypeError:  # of a list, which is no client
+            pass
+        known = f"{len(clients)} clients from {min(clients)} to {max(clients)}" if clients else "no clients"
+        raise TreeError(f"client {shown(client)} is not in the parameter tree, which holds {known}")
 
     def _with(self, node: Node) -> ParameterTree:
         tree = ParameterTree((*self.nodes[: node.id], node, *self.nodes[node.id + 1 :]))

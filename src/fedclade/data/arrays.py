@@ -11,9 +11,19 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.core import IGNORED, ConfigError, DataError, Indices, TaskKind, unknown
+from fedclade.core import IGNORED, ConfigError, DataError, Indices, TaskKind, array_problem, shown, unknown
+
+FEW_LABELS = 1000
+"""Labels below this number may be as sparse as they like: a model has room for them."""
+
+SPARSEST = 100
+"""So many numbers for each label that occurs are taken for a numbering from 0 on, of which clients lack some."""
+
+MOST_OUTPUTS = 2**24
+"""Outputs that a model can have, as a server of a network admits them."""
 
 InputKind = Literal["auto", "numbers", "tokens"]
 """What inputs are: numbers to compute with, or tokens, which are rows of a table. ``auto``: by their type.
@@ -63,6 +73,8 @@ def as_targets(y: Any, what: str, task: TaskKind = "classification") -> Tensor:
 
     Numbers of any type are accepted if that loses nothing; a column of one number for each example becomes a vector.
     """
+    if task not in _TARGETS:
+        raise ConfigError(unknown("task:", task, _TARGETS))
     tensor, rule = _as_tensor(y, what), _TARGETS[task]
     if tensor.is_complex():
         raise DataError(f"{what} should be {rule}, got {tensor.dtype}")
@@ -87,6 +99,34 @@ def outputs_of(y: Tensor, task: TaskKind) -> int:
     return 1 if y.dim() == 1 else y.shape[1]
 
 
+def check_numbering(y: Tensor, what: str, task: TaskKind) -> None:
+    """Check that labels are numbered from 0 on, by and large: a model gets an output for each number up to the last.
+
+    Raises
+    ------
+    DataError
+        If the last is at least :data:`FEW_LABELS`, and not even one in :data:`SPARSEST` numbers up to it is a label.
+    """
+    if task != "classification" or not len(y) or (last := int(y.max())) < FEW_LABELS:
+        return
+    different = len(torch.unique(y[y >= 0]))
+    if last + 1 > SPARSEST * different:
+        raise DataError(
+            f"{what} go up to {last:,}, but only {different:,} different ones occur, and a model has an output for "
+            f"each number from 0 on; number them anew, as numpy.unique(labels, return_inverse=True) does, or give them "
+            "as texts; if there are really so many, say how many labels there are"
+        )
+
+
+def require_outputs(outputs: int, what: str) -> None:
+    """Check that a model with so many outputs could be built; a DataError if not."""
+    if not 1 <= outputs <= MOST_OUTPUTS:
+        raise DataError(
+            f"{what} should be from 1 to {MOST_OUTPUTS:,}, as a model has one for each label, got {outputs:,}; number "
+            "the labels from 0 on, as numpy.unique(labels, return_inverse=True) does"
+        )
+
+
 def groups_of(y: Tensor, task: TaskKind) -> Indices:
     """Return what a partition by label goes by: the label, or 0 where targets are no labels."""
     has_labels = task in ("classification", "binary")
@@ -95,7 +135,7 @@ def groups_of(y: Tensor, task: TaskKind) -> Indices:
 
 def as_indices(values: Any, what: str) -> Indices:
     """Return indices as an int64 array: the same one if it is that already."""
-    array = np.asarray(values)
+    array = as_array(values, what)
     if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
         raise DataError(f"{what} should be whole numbers, one behind the other, got {array.dtype} {list(array.shape)}")
     return array.astype(np.int64, copy=False)
@@ -112,7 +152,7 @@ def whole_number(value: Any, what: str) -> int:
     try:
         return index(value)
     except TypeError:
-        raise DataError(f"{what} should be a whole number, got {value!r}") from None
+        raise DataError(f"{what} should be a whole number, got {shown(value)}") from None
 
 
 def check_name(name: Any, what: str) -> None:
@@ -120,7 +160,7 @@ def check_name(name: Any, what: str) -> None:
     try:
         str.encode(name)
     except (TypeError, UnicodeEncodeError):
-        raise DataError(f"{what} should be a string that UTF-8 can write, got {name!r}") from None
+        raise DataError(f"{what} should be a string that UTF-8 can write, got {shown(name)}") from None
 
 
 _TARGETS: Mapping[TaskKind, str] = {
@@ -143,7 +183,23 @@ def _require_all(holds: Tensor, values: Tensor, what: str, rule: str) -> None:
     raise DataError(f"{what} should be {head}, got {value} in {where}" + (f"; {tail}" if tail else ""))
 
 
+def as_array(values: Any, what: str) -> NDArray[Any]:
+    """Return values as an array of NumPy; a DataError if they cannot be read, or masked values would be lost."""
+    check_kind(values, what)
+    try:
+        return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{what} should be numbers, got {type(values).__name__}: {error}") from error
+
+
+def check_kind(values: Any, what: str) -> None:
+    """Check that an array has all of its values, and that they can be read."""
+    if problem := array_problem(values):
+        raise DataError(f"{what} should be a plain array or tensor: {problem}")
+
+
 def _as_tensor(values: Any, what: str) -> Tensor:
+    check_kind(values, what)
     try:
         own = isinstance(values, Tensor) or not hasattr(values, "__array__")
         return torch.as_tensor(values if own else np.asarray(values)).detach().cpu()

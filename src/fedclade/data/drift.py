@@ -65,7 +65,7 @@ class Drift:
             ("drift.rounds", list(self.rounds), ascending, "one round or more from 2 on, in ascending order"),
             ("drift.kind", self.kind, self.kind in ("replace", "accumulate"), "'replace' or 'accumulate'"),
             ("drift.examples", self.examples, self.examples in ("new", "same"), "'new' or 'same'"),
-            ("drift.share", share, share in (None, "anew") or 0 <= float(share) <= 1, "in [0, 1], or 'anew'"),
+            ("drift.share", share, share in (None, "anew") or _is_share(share), "in [0, 1], or 'anew'"),
             ("drift.share", share, not both, "left out with a pattern, which says who moves"),
             ("drift.test", self.test, self.test in ("now", "next", "seen"), "'now', 'next' or 'seen'"),
         )
@@ -93,6 +93,10 @@ class Drift:
 
 
 DEFAULT_SHARE = 0.5
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value <= 1
 
 
 def drift_of(drift: Drift | Mapping[str, Any] | None) -> Drift | None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.core import ArrayMapping, ClientRegistry, DataError, Displayed, Indices, Positions, Split, checked
+from fedclade.core import ArrayMapping, ClientRegistry, DataError, Displayed, Indices, Positions, Split, checked, shown
 from fedclade.data.agreement import Encoding
 from fedclade.data.arrays import whole_number
 from fedclade.data.augment import Augment, augment_of
@@ -212,12 +212,25 @@ class Federation(Displayed):
         return ClientRegistry(*known, [(stage.first_round, held.roster) for stage, held in later])
 
     def alone(self, client: int) -> Federation:
-        """Return a federation of one client; raise a DataError if there is no such client."""
-        if client not in self.by_id:
-            raise DataError(f"there is no client {client}; {self} has clients {min(self.ids)} to {max(self.ids)}")
+        """Return a federation of one client.
+
+        Raises
+        ------
+        DataError
+            If there is no such client.
+        """
+        one = self._client(client)
         truth = None if self.true_clusters is None else {client: self.true_clusters[client]}
         more = {"stages": tuple(stage.of({client}) for stage in self.stages), "description": str(self)}
-        return replace(self, clients=(self.by_id[client],), true_clusters=truth, newcomers=None, **more)
+        return replace(self, clients=(one,), true_clusters=truth, newcomers=None, **more)
+
+    def _client(self, client: int) -> ClientData:
+        """Return a client by its id; a DataError if there is none."""
+        try:
+            return self.by_id[client]
+        except (LookupError, TypeError, ValueError, OverflowError):
+            first, last = min(self.ids), max(self.ids)
+            raise DataError(f"there is no client {shown(client)}; {self} has clients {first} to {last}") from None
 
     def shard(self, clients: Collection[int]) -> Federation:
         """Return a federation of some of the clients, over the same pool, without true clusters and newcomers."""
@@ -271,6 +284,8 @@ class Federation(Displayed):
 
     def examples(self, client: int, split: Split) -> tuple[Tensor, Tensor]:
         """Return one split of one client as it sees it: inputs ``[n, ...]`` and targets ``[n]`` or ``[n, T]``."""
-        data = self.by_id[client]
+        if not isinstance(split, str) or split not in get_args(Split):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise DataError(f"split should be one of {', '.join(get_args(Split))}, got {shown(split)}")
+        data = self._client(client)
         indices: Indices = getattr(data, split)
         return self.pool.inputs(indices, data.quarter_turns), data.labels(self.pool.y[torch.from_numpy(indices)])

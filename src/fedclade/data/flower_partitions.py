@@ -16,6 +16,10 @@ from fedclade.data.parts import Parts, check_groups, labels_of, require_labels, 
 from fedclade.data.pool import Pool
 
 
+class _NotDrawnError(DataError):
+    """The partitioner of flwr-datasets gave up."""
+
+
 def pathological(pool: Pool, clients: int, seed: int, *, labels_per_client: int = 2) -> Parts:
     """Give each client examples of a few labels only (McMahan et al. 2017; Li et al. 2021, arXiv:2102.02079)."""
     require_labels(labels_per_client, labels_of(pool), pool)
@@ -56,7 +60,22 @@ def dirichlet(
     options = {"alpha": float(alpha), "min_partition_size": min_samples, "self_balancing": balanced}
     if tests == "own":
         pool = replace(pool, train=np.concatenate([pool.train, pool.test]))
-    return replace(_partition("DirichletPartitioner", pool, clients, seed, **options), test=tests)
+    check_groups(pool)
+    there = len(pool.train)
+    if clients * min_samples > there:
+        raise DataError(
+            f"{clients} clients with at least min_samples = {min_samples} examples each need {clients * min_samples}, "
+            f"but {pool.name} has {there}; set a smaller min_samples, or fewer clients"
+        )
+    try:
+        parts = _partition("DirichletPartitioner", pool, clients, seed, **options)
+    except _NotDrawnError as error:
+        raise DataError(
+            f"no draw of Dirichlet(alpha = {alpha:g}) gave each of {clients} clients at least min_samples = "
+            f"{min_samples} of the {there} examples in {pool.name}; set a smaller min_samples, fewer clients, or a "
+            "larger alpha"
+        ) from error
+    return replace(parts, test=tests)
 
 
 def shards(pool: Pool, clients: int, seed: int, *, shards_per_client: int = 2) -> Parts:
@@ -85,5 +104,5 @@ def _partition(name: str, pool: Pool, clients: int, seed: int, **options: Any) -
         try:
             parts = [partitioner.load_partition(client).with_format("numpy")["index"][:] for client in range(clients)]
         except ValueError as error:
-            raise DataError(f"flwr-datasets cannot partition {pool.name} like that: {error}") from error
+            raise _NotDrawnError(f"flwr-datasets cannot partition {pool.name} like that: {error}") from error
     return Parts([part.astype(np.int64) for part in parts])

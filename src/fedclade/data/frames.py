@@ -86,6 +86,8 @@ def federation_from_frame(
         If a column is missing, a value is missing, of no use or not in the schema, nearly all texts of a column differ,
         or a client has too few rows.
     """
+    if not target:
+        raise ConfigError(f"target should name at least 1 column, got {shown(target)}")
     sheets = [Sheet(arrow_table(frame), "the data frame", None)]
     chosen = Chosen(
         target if isinstance(target, tuple) else (target,),

@@ -44,6 +44,11 @@ def share_out(
     if clients is None or newcomers == 0:
         parts = partition_pool(pool, partition, clients=clients, **kept)
         return parts, [*range(len(parts.indices))]
+    if clients + newcomers > len(pool.x):
+        raise DataError(
+            f"{clients} clients and {newcomers} newcomers need an example each, but {pool.name} has {len(pool.x)}; ask "
+            "for fewer"
+        )
     few = samples_per_client if newcomer_samples is None else newcomer_samples
     if samples_per_client is None or partition_named(partition).by_place:
         places = _newcomers_last(clients, newcomers, clusters, seed)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.core import IGNORED, DataError, DataSpec, Indices, TaskKind, require, unknown
+from fedclade.core import IGNORED, ConfigError, DataError, DataSpec, Indices, TaskKind, checked, require, shown, unknown
 from fedclade.data.arrays import (
     InputKind,
     as_indices,
@@ -21,10 +21,12 @@ from fedclade.data.arrays import (
     as_targets,
     check_input_kind,
     check_name,
+    check_numbering,
     check_range,
     groups_of,
     inputs_as,
     outputs_of,
+    require_outputs,
     whole_number,
 )
 from fedclade.data.cache import Arrays
@@ -54,6 +56,7 @@ class Columns:
         return {name: list(value) for name, value in known.items() if value}
 
 
+@checked("name", "x", "y", "groups", "train", "test", "outputs", "task", "natural", "mean", "std")
 @dataclass(frozen=True, eq=False)
 class Pool:
     """All examples of a data source: decoded once, shared by all clients, never copied for a client.
@@ -123,22 +126,38 @@ class Pool:
                 f"targets of pool {self.name!r} should be one label for each example, got shape {list(self.y.shape)}"
             )
         arrays = {"x": self.x, "y": self.y, "groups": self.groups, "natural": self.natural}
+        if self.natural is not None and not isinstance(self.natural, np.ndarray):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise DataError(f"natural of pool {self.name!r} should be an array of names, got {shown(self.natural)}")
+        if scalars := [name for name, array in arrays.items() if array is not None and array.ndim == 0]:
+            raise DataError(f"{scalars[0]} of pool {self.name!r} should have an entry for each example, got one number")
         lengths = {name: len(array) for name, array in arrays.items() if array is not None}
         if len(set(lengths.values())) > 1:
             raise DataError(f"the arrays of pool {self.name!r} should have one length, got {lengths}")
         for split, indices in (("train", self.train), ("test", self.test)):
             check_range(indices, len(self.x), f"the {split} indices of pool {self.name!r}")
+        require_outputs(self.outputs, f"outputs of pool {self.name!r}")
         if self.y.is_floating_point():
             if (needed := outputs_of(self.y, self.task)) != self.outputs:
                 raise DataError(f"outputs of pool {self.name!r} should be {needed}, as its targets, got {self.outputs}")
             return
         if bool((odd := (self.y < 0) & (self.y != IGNORED)).any()):
+            there_may_be_none = f", or {IGNORED} where there is none" if self.task == "language" else ""
             raise DataError(
-                f"labels of pool {self.name!r} should be 0 or more, or {IGNORED} where there is none, got "
-                f"{int(self.y[odd][0])}"
+                f"labels of pool {self.name!r} should be 0 or more{there_may_be_none}, got {int(self.y[odd][0])}"
             )
+        self._check_ignored()
         if len(self.y) and int(self.y.max()) >= self.outputs:
             raise DataError(f"pool {self.name!r} has {self.outputs} outputs, but a label {int(self.y.max())}")
+
+    def _check_ignored(self) -> None:
+        """Check that only tokens are left without a target, since an example without one has no use."""
+        without = self.y == IGNORED
+        if self.task == "language" or not bool(without.any()):
+            return
+        raise DataError(
+            f"pool {self.name!r} has {int(without.sum())} of {len(self.y)} examples without a label ({IGNORED}, which "
+            "losses ignore), and nothing can be learnt or scored on them; leave these examples out"
+        )
 
     def _convert(self) -> None:
         """Convert numbers and arrays to the types that a pool keeps, if that loses nothing."""
@@ -171,6 +190,8 @@ class Pool:
         """Return a pool whose groups are the labels, with as many outputs as its targets need, if not given."""
         task = more.get("task", "classification")
         y = as_targets(y, f"targets of pool {name!r}", task)
+        if not outputs:
+            check_numbering(y, f"labels of pool {name!r}", task)
         return cls(name, x, y, groups_of(y, task), train, test, outputs or outputs_of(y, task), **more)
 
     def known(self, digest: str, reopen: Callable[..., Pool], *arguments: str) -> None:
@@ -207,6 +228,7 @@ class Pool:
         words = len(self.vocabulary) or (self.outputs if self.task == "language" else 0)
         return DataSpec(self.name, self.input_shape, self.outputs, self.task, words, scaled)
 
+    @checked()
     def scaled(self, how: Scaling) -> Pool:
         """Return the pool with its images scaled in another way.
 
@@ -218,6 +240,8 @@ class Pool:
             grey levels (x − μ)/(σ + 0.001), as Li et al. 2018 have MNIST, so that a pixel that is always black is 0.
             All but ``source`` need images of uint8; other inputs raise a ConfigError.
         """
+        if how not in get_args(Scaling):
+            raise ConfigError(unknown("scaling:", how, get_args(Scaling)))
         if how == "source":
             return self
         images = self.x.dtype == torch.uint8
@@ -244,7 +268,13 @@ class Pool:
 
     def inputs(self, indices: Indices, quarter_turns: int = 0) -> Tensor:
         """Return inputs as a model takes them, ``[n, ...]``: normalised floats, or tokens; turned by 90° each."""
-        x = self.x[torch.from_numpy(indices)]
-        if x.dtype == torch.uint8:
-            x = x.to(torch.float32).div_(255).sub_(self.mean).div_(self.std)
-        return torch.rot90(x, quarter_turns, (-2, -1)) if quarter_turns else x
+        try:
+            x = self.x[torch.from_numpy(indices)]
+            if x.dtype == torch.uint8:
+                x = x.to(torch.float32).div_(255).sub_(self.mean).div_(self.std)
+            return torch.rot90(x, quarter_turns, (-2, -1)) if quarter_turns else x
+        except (TypeError, IndexError, RuntimeError) as error:
+            raise DataError(
+                f"inputs of pool {self.name!r} are asked for by indices below {len(self.x)}, int64 [n], and whole "
+                f"quarter turns: {error}"
+            ) from error

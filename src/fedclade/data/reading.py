@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fedclade.core import ConfigError, DataError, Indices, TaskKind
-from fedclade.data.arrays import as_inputs, as_targets
+from fedclade.core import ConfigError, DataError, Indices, TaskKind, shown
+from fedclade.data.arrays import as_array, as_inputs, as_targets, check_kind
 
 READ_TWICE = 8
 """Examples of a data set that are read a second time: a random flip of every other picture is missed once in 256."""
@@ -91,9 +91,12 @@ def _look(x: Tensor) -> str:
 def _arrays(pair: tuple[Any, Any], what: str) -> tuple[Tensor | list[str], Tensor]:
     """Read a pair of arrays; inputs may be a list of texts."""
     x, y = pair
-    values = x.tolist() if hasattr(x, "tolist") and getattr(getattr(x, "dtype", None), "kind", "") in "OUT" else x
+    check_kind(x, f"inputs of {what}")
+    may_be_text = getattr(getattr(x, "dtype", None), "kind", None) in ("O", "U", "T")
+    values = x.tolist() if may_be_text and hasattr(x, "tolist") else x
     is_text = isinstance(values, list) and bool(values) and all(isinstance(text, str) for text in values)
     inputs = list(values) if is_text else as_inputs(x, f"inputs of {what}")
+    check_kind(y, f"targets of {what}")
     try:
         targets = torch.as_tensor(y if isinstance(y, Tensor) else np.asarray(y))
     except (TypeError, ValueError, RuntimeError) as error:
@@ -108,8 +111,9 @@ def _arrays(pair: tuple[Any, Any], what: str) -> tuple[Tensor | list[str], Tenso
 
 def _rows(dataset: Any, what: str) -> tuple[Tensor | list[str], list[Any]]:
     """Read a data set, example by example."""
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise DataError(f"{what} should be a map-style torch data set (with len() and indexing), got {dataset!r}")
+    scalar = getattr(dataset, "ndim", None) == 0  # an array of no dimension, which has no length
+    if scalar or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise DataError(f"{what} should be a map-style torch data set (with len() and indexing), got {shown(dataset)}")
     if len(dataset) == 0:
         raise DataError(f"{what} is empty")
     inputs: list[Any] = []
@@ -117,8 +121,9 @@ def _rows(dataset: Any, what: str) -> tuple[Tensor | list[str], list[Any]]:
     for row in range(len(dataset)):
         try:
             x, target = dataset[row]
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, LookupError) as error:
             raise DataError(f"{what} should give pairs (x, label); example {row} is not one: {error}") from error
+        check_kind(target, f"the target of example {row} of {what}")
         targets.append(target)
         inputs.append(x if isinstance(x, str) and isinstance(inputs[0] if inputs else x, str) else _input(x, row, what))
         first = inputs[0]
@@ -150,6 +155,7 @@ def _warn_of_chance(dataset: Any, inputs: Sequence[Tensor], what: str) -> None:
 
 
 def _input(x: Any, row: int, what: str) -> Tensor:
+    check_kind(x, f"the inputs of example {row} of {what}")
     try:
         tensor = torch.as_tensor(x)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -163,7 +169,8 @@ def _input(x: Any, row: int, what: str) -> Tensor:
 def _task_of(targets: Mapping[str, Tensor | list[Any]]) -> TaskKind:
     """Return the task that targets say by their type."""
     examples = {
-        what: [np.asarray(each) for each in y[: 1 if isinstance(y, Tensor) else None]] for what, y in targets.items()
+        what: [as_array(each, f"targets of {what}") for each in y[: 1 if isinstance(y, Tensor) else None]]
+        for what, y in targets.items()
     }
     if any(each.dtype.kind == "f" for arrays in examples.values() for each in arrays):
         return "regression"
@@ -185,7 +192,8 @@ def _targets(y: Tensor | list[Any], what: str, task: TaskKind) -> Tensor:
     if bool((odd := labels < 0).any()):
         row = int(odd.nonzero()[0, 0])
         raise DataError(
-            f"labels of {what} should be whole numbers from 0 on, got {int(labels[odd][0])} in example {row}"
+            f"labels of {what} should be whole numbers from 0 on, got {int(labels[odd][0])} in example {row}, one of "
+            f"{int(odd.sum())}; {_WITHOUT_LABEL}"
         )
     return labels
 
@@ -196,7 +204,7 @@ def _stacked(targets: Sequence[Any], what: str) -> Tensor:
         try:
             each.append(torch.as_tensor(target))
         except (TypeError, ValueError, RuntimeError) as error:
-            raise DataError(f"targets of {what} should be numbers, got {target!r} in example {row}") from error
+            raise DataError(f"targets of {what} should be numbers, got {shown(target)} in example {row}") from error
         if each[row].shape != each[0].shape:
             raise DataError(
                 f"targets of {what} should be alike, got shape {list(each[0].shape)} in example 0 and "
@@ -205,10 +213,17 @@ def _stacked(targets: Sequence[Any], what: str) -> Tensor:
     return torch.stack([target.to(torch.float64) if target.is_floating_point() else target for target in each])
 
 
+_WITHOUT_LABEL = "where a negative number means that there is no label, leave these examples out"
+
+
 def _label(label: Any, row: int, what: str) -> int:
-    array = np.asarray(label)
+    array = as_array(label, f"the label of example {row} of {what}")
     whole = array.size == 1 and (array.dtype.kind in "iub" or (array.dtype.kind == "f" and array.item() % 1 == 0))
     if not whole or array.item() < 0:
-        hint = "; other numbers are targets of a regression" if array.dtype.kind == "f" else ""
-        raise DataError(f"labels of {what} should be whole numbers from 0 on, got {label!r} in example {row}{hint}")
+        hint = f"; {_WITHOUT_LABEL}" if whole else ""
+        if not whole and array.dtype.kind == "f":
+            hint = "; other numbers are targets of a regression"
+        raise DataError(
+            f"labels of {what} should be whole numbers from 0 on, got {shown(label)} in example {row}{hint}"
+        )
     return int(array.item())

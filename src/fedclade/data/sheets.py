@@ -222,7 +222,7 @@ def arrow_table(frame: Any) -> Table:
         if type(frame).__module__.partition(".")[0] == "pandas":
             return pa.Table.from_pandas(frame, preserve_index=False)
         return pa.table(frame)
-    except (pa.ArrowException, TypeError) as error:
+    except (pa.ArrowException, TypeError, ValueError) as error:
         if hasattr(frame, "columns"):  # the reason names the column
             reason = " ".join(map(str, error.args))
             raise DataError(f"the data frame should have values of one type in each column: {reason}") from error

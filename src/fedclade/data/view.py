@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.core import DataError, Indices
+from fedclade.core import DataError, Indices, checked
 from fedclade.data.pool import Pool
 
 Pixels = NDArray[np.uint8]
@@ -31,6 +31,7 @@ class Transform(Protocol):
         ...
 
 
+@checked()
 @dataclass(frozen=True, eq=False)
 class View:
     """How the clients of one cluster see the pool."""

@@ -10,9 +10,10 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
-from fedclade.algorithms import Algorithm
+from fedclade.algorithms import Algorithm, algorithm_class
 from fedclade.core import ParameterTree, checked
 from fedclade.flower.federate import MakeAlgorithm, federate
+from fedclade.models import model_factory
 from fedclade.report import Terminal, add_figures, count, show_run
 from fedclade.runs import Maker, Row, Run, counting
 
@@ -39,6 +40,10 @@ def server_app(
     ServerApp
         Started again with the same folder, it goes on where it stood.
     """
+    if isinstance(algorithm, str):
+        algorithm_class(algorithm)  # which names the nearest one if there is none of this name
+    if isinstance(model, str):
+        model_factory(model)
     settings.setdefault("on_round", print_round)
 
     def run(grid: Grid, context: Context) -> tuple[Run, Path | None]:

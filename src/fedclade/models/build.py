@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
 
-from fedclade.core import ModelError, check_arguments, check_function, known_arguments, named, require, rng, shown
+from fedclade.core import (
+    ConfigError,
+    ModelError,
+    TaskKind,
+    check_arguments,
+    check_function,
+    checked,
+    known_arguments,
+    named,
+    require,
+    rng,
+    shown,
+    unknown,
+)
 from fedclade.models.convolutional import cifar_cnn, cnn, lenet
 from fedclade.models.dense import mclr, mlp
 from fedclade.models.recurrent import lstm, vector_lstm
@@ -38,10 +51,14 @@ MODELS: Mapping[str, Model] = {
     "vector_lstm": Model(vector_lstm, "two-layer LSTM over word vectors: classifies the text (FedGroup's Sent140)"),
 }
 
+MOST_PARAMETERS = 2**30
+"""Of a model of the library: more are taken for a mistake, such as labels that are not numbered from 0 on."""
+
 FROM_DATA = ("input_shape", "outputs", "task", "vocabulary_size")
 """Parameters of a factory that the data gives; all others are options of the ``[model]`` section."""
 
 
+@checked()
 def build_model(
     name: str,
     *,
@@ -71,13 +88,23 @@ def build_model(
     ConfigError
         If the name is unknown or an argument is.
     ModelError
-        If the factory fails, or returns something that is not a module.
+        If the factory fails, or returns something that is not a module, or a model of the library would be too large.
     """
+    if task not in get_args(TaskKind):
+        raise ConfigError(unknown("task:", task, get_args(TaskKind)))
+    require(
+        ("input_shape", input_shape, all(size >= 1 for size in input_shape), "sizes of at least 1"),
+        ("outputs", outputs, outputs >= 1, "at least 1"),
+        ("vocabulary_size", vocabulary_size, vocabulary_size >= 0, "at least 0"),
+        ("seed", seed, seed >= 0, "at least 0"),
+    )
     factory = model_factory(name)
     given = {"input_shape": input_shape, "outputs": outputs, "task": task, "vocabulary_size": vocabulary_size}
     from_data = {key: value for key, value in given.items() if key in known_arguments(factory, positional=True)}
     arguments = check_arguments(f"model {name!r}", factory, arguments or {}, besides=FROM_DATA, positional=True)
     check_widths(name, arguments)
+    if name in MODELS:
+        _check_size(name, factory, {**from_data, **arguments})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.torch_seed(seed, "init"))
         try:
@@ -89,6 +116,25 @@ def build_model(
     if not isinstance(module, nn.Module):
         raise ModelError(f"{name!r} should return a torch.nn.Module, got {type(module).__name__}")
     return module
+
+
+def _check_size(name: str, factory: Factory, given: Mapping[str, Any]) -> None:
+    """Check the number of parameters of one of :data:`MODELS` before it takes any memory; a ModelError names it."""
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            module = factory(**given)
+    except ModelError:
+        raise
+    except Exception:  # which building it in earnest raises again, and tells
+        return
+    assert isinstance(module, nn.Module)  # as the library's own are
+    parameters = sum(parameter.numel() for parameter in module.parameters())
+    if parameters > MOST_PARAMETERS:
+        raise ModelError(
+            f"model {name!r} would have {parameters:,} parameters for inputs of shape {list(given['input_shape'])} and "
+            f"{given['outputs']:,} outputs, and models of the library have at most {MOST_PARAMETERS:,}; number labels "
+            "from 0 on, or take smaller layers"
+        )
 
 
 def check_widths(name: str, arguments: Mapping[str, Any]) -> None:

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias, Unpack
 from torch import nn
 
 from fedclade.algorithms import Algorithm
-from fedclade.config import Config
-from fedclade.core import ConfigError, at_prompt, checked, require
+from fedclade.config import Config, check_labels
+from fedclade.core import ConfigError, at_prompt, checked, require, shown
 from fedclade.data import Federation
 from fedclade.report.comparison import Comparison
 from fedclade.report.progress import progress_bars
@@ -73,17 +73,19 @@ def compare(
     Raises
     ------
     ConfigError
-        If there is no method or no seed, a model or a federation is missing, or is given beside configs; and what
-        :func:`fedclade.simulate` raises.
+        If there is no method or no seed, a seed is given twice, a method is called what no folder in ``folder`` can be,
+        a model or a federation is missing, or is given beside configs; and what :func:`fedclade.simulate` raises.
     """
-    methods = [methods] if isinstance(methods, str) else methods
-    given = dict(methods) if isinstance(methods, Mapping) else {each: each for each in methods}
+    given = _named([methods] if isinstance(methods, str) else methods)
     numbers = range(seeds) if isinstance(seeds, int) else seeds
     require(
         ("methods", given, bool(given), "at least 1"),
         ("seeds", seeds, bool(numbers) and all(seed >= 0 for seed in numbers), "at least 1, none below 0"),
+        ("seeds", seeds, len(set(numbers)) == len(numbers), "different numbers, or a run would count more than once"),
         ("seed", options.get("seed"), "seed" not in options, "left out: seeds says which"),
     )
+    if folder is not None:
+        check_labels(given)
     _check(given, model, federation, given_settings=settings is not None or bool(options))
     settings = settings_from(settings, options)
 
@@ -109,6 +111,31 @@ def compare(
                 place = None if folder is None else Path(folder) / label / f"seed-{seed}"
                 runs[label].append(one(method, seed, device=device, on_round=on_round, folder=place, progress=False))
     return Comparison(runs, name)
+
+
+def _named(methods: Mapping[str, Method] | Iterable[str]) -> dict[str, Method]:
+    """Return methods by what to call them; a ConfigError if a list has other things than names, or one twice."""
+    named: dict[str, Method] = {}
+    if isinstance(methods, Mapping):
+        named.update(methods)
+    else:
+        names = list(methods)
+        for name in names:
+            if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  (it is given by users)
+                raise ConfigError(
+                    f"methods should be names, or a table of algorithms by what to call them, got {shown(name)}"
+                )
+            if names.count(name) > 1:
+                raise ConfigError(f"each method can be compared once, got {shown(name)} more than once")
+        named.update((name, name) for name in names)
+    for label, method in named.items():
+        if not isinstance(label, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"what to call a method should be a string, got {shown(label)}")
+        if not isinstance(method, Algorithm | str | Config):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(
+                f"methods[{shown(label)}] should be an algorithm, its name or a config, got {shown(method)}"
+            )
+    return named
 
 
 def _going_on(show: OnRound, before: int) -> OnRound:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 from rich.table import Table
 
-from fedclade.core import ConfigError
+from fedclade.core import ConfigError, checked, shown
 from fedclade.report.comparison_figures import comparison_figure
 from fedclade.report.comparison_files import ComparisonFiles, csv_table, markdown_table
 from fedclade.report.estimates import (
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure as PlotlyFigure
 
 
+@checked()
 @dataclass(frozen=True, eq=False)
 class Comparison(ComparisonFiles):
     """Configurations side by side, with 95 % intervals over seeds.
@@ -58,7 +59,7 @@ class Comparison(ComparisonFiles):
     Raises
     ------
     ConfigError
-        If there is nothing to compare, or a configuration has no runs.
+        If there is nothing to compare, or a configuration has no runs, or several with one seed.
     """
 
     runs: Mapping[str, Sequence[Run]]
@@ -69,6 +70,8 @@ class Comparison(ComparisonFiles):
             raise ConfigError("a comparison should have at least 1 configuration, got 0")
         if empty := [label for label, runs in self.runs.items() if not runs]:
             raise ConfigError(f"a comparison should have at least 1 run of each configuration, got none of {empty}")
+        for label, runs in self.runs.items():
+            _check_seeds(label, runs)
 
     @cached_property
     def scores(self) -> tuple[Score, ...]:
@@ -110,6 +113,7 @@ class Comparison(ComparisonFiles):
     def __repr__(self) -> str:
         return f"Comparison({', '.join(self.runs)})"
 
+    @checked()
     def table(self, width: int | None = None) -> Table:
         """Return the comparison for the terminal.
 
@@ -253,6 +257,16 @@ class Comparison(ComparisonFiles):
 def _scored(score: Score, summaries: Sequence[Mapping[str, Any]]) -> Scored:
     """Return how many clients of some runs have a score, in those runs that have the metric."""
     return sum((score.clients(s) for s in summaries if score.is_of(s)), Scored())
+
+
+def _check_seeds(label: str, runs: Sequence[Run]) -> None:
+    """Check that no two runs of a configuration have one seed and one kind of data: one run would count twice."""
+    seeds = [(run.summary["seed"], run.summary["data"]) for run in runs]
+    for seed, data in seeds:
+        if seeds.count((seed, data)) > 1:
+            raise ConfigError(
+                f"the runs of {shown(label)} should have different seeds, got seed {seed} on {data} more than once"
+            )
 
 
 def _setting(summary: Mapping[str, Any]) -> tuple[Any, ...]:

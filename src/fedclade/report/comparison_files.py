@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedclade.core import Displayed, RunError, write_text
+from fedclade.core import Displayed, RunError, checked, write_text
 from fedclade.report import style
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class ComparisonFiles(Displayed, ABC):
         """Draw everything, by the names of files."""
         return {"comparison": self.figure()}
 
+    @checked()
     def save(self, folder: str | Path, *, figure: bool = True) -> Path:
         """Write ``comparison.md``, ``.csv``, ``.json`` and all figures as ``.png`` into a folder, made if need be.
 

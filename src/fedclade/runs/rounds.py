@@ -68,6 +68,8 @@ def run_rounds(
     training = checkpointer.restored(algorithm, backend, history)
     if training is None:
         algorithm.check_clients(len(clients.ids))
+        if missed := algorithm.too_few(len(clients.ids)):
+            _log.warning(missed)
         training = TrainingState(0, first_state(algorithm, backend, clients), history)
     checkpointer.begin()
 

@@ -24,6 +24,11 @@ SECONDS = 0.2
 PATIENCE = 10.0
 """Seconds that a process may take to end."""
 
+MAIN_GUARD = "put the call under: if __name__ == '__main__':"
+
+_READY = "ready"
+"""What a process says when it has started."""
+
 Stop = Callable[[], bool]
 
 
@@ -70,11 +75,17 @@ class Here(Place):
 class Processes(Place):
     """Runs trials in processes beside this one, each with its share of this one's threads.
 
-    They are started anew rather than forked, so that a script that sweeps should have a main guard. They stop after a
-    round when they are told to, or when this process dies.
+    They are started anew rather than forked, so that a script that sweeps needs a main guard: each process imports the
+    script. They stop after a round when they are told to, or when this process dies.
+
+    Raises
+    ------
+    RunError
+        If this process is itself one that is just being started, as its script has no main guard.
     """
 
     def __init__(self, count: int) -> None:
+        check_main_guard()
         context, self.count = multiprocessing.get_context("spawn"), count
         threads = max(1, torch.get_num_threads() // count)
         self._processes: dict[Connection, Any] = {}
@@ -86,6 +97,7 @@ class Processes(Place):
             theirs.close()
             self._processes[ours] = process
         self._idle = list(self._processes)
+        self._started: set[Connection] = set()
 
     def begin(self, job: Job) -> Connection:
         """Give a trial to a process that has none."""
@@ -93,7 +105,7 @@ class Processes(Place):
         try:
             process.send(job)
         except OSError as error:
-            raise self._death() from error
+            raise self._death(process) from error
         return process
 
     def outcome(self, begun: Connection, stop: Stop) -> Outcome:
@@ -103,8 +115,11 @@ class Processes(Place):
                 self._tell()
         try:
             outcome = begun.recv()
+            if outcome == _READY:  # the first message of each process
+                self._started.add(begun)
+                return self.outcome(begun, stop)
         except (EOFError, OSError) as error:
-            raise self._death() from error
+            raise self._death(begun) from error
         self._idle.append(begun)
         return outcome
 
@@ -126,12 +141,31 @@ class Processes(Place):
             with suppress(OSError):
                 connection.send(None)
 
-    @staticmethod
-    def _death() -> RunError:
+    def _death(self, connection: Connection) -> RunError:
+        """Return the error of a process that has ended before its trial has."""
+        process = self._processes[connection]
+        process.join(PATIENCE)
+        if connection not in self._started and process.exitcode is not None and process.exitcode > 0:
+            return RunError(
+                f"a process of the sweep ended with status {process.exitcode} as it started; each process imports the "
+                f"script that calls sweep, so {MAIN_GUARD}, and see what the process printed above"
+            )
         return RunError(
             "a process of the sweep has died, perhaps for want of memory; give fewer --processes, or a --memory for "
             "each, and continue with --resume"
         )
+
+
+def check_main_guard() -> None:
+    """Check that this process is not one that another one is just starting, which imports the same script.
+
+    Raises
+    ------
+    RunError
+        If it is: the script begins a sweep wherever it is imported.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RunError(f"a process that a sweep starts imports the script that calls sweep; {MAIN_GUARD}")
 
 
 def _serve(server: Connection, threads: int, path: list[str]) -> None:
@@ -141,6 +175,7 @@ def _serve(server: Connection, threads: int, path: list[str]) -> None:
     sys.path[:] = path
     torch.set_num_threads(threads)
     with suppress(EOFError, OSError):
+        server.send(_READY)
         while (job := server.recv()) is not None:
             server.send(run_trial(job, stop=server.poll))
 

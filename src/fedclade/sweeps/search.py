@@ -6,14 +6,15 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedclade.config import Config, apply_overrides, check_config, find_config, read_config
-from fedclade.core import ConfigError, RunError, RunInterrupted, checked, flat, require, unknown
+from fedclade.core import ConfigError, RunError, RunInterrupted, call_own, checked, flat, require, unknown
 from fedclade.report import Score
 from fedclade.runs import OnRound, Run, check_free, check_validation, fitted_task, without_unset
-from fedclade.sweeps.places import Here, OnRay, Place, Processes
+from fedclade.sweeps.places import Here, OnRay, Place, Processes, check_main_guard
 from fedclade.sweeps.result import SweepResult
 from fedclade.sweeps.space import Parameter, check_values, fitted, overrides_of, parse_over, values_of
 from fedclade.sweeps.study import JOURNAL, SAMPLERS, Study, import_optuna
@@ -27,7 +28,7 @@ Told = Callable[[int, Mapping[str, Any], Outcome, Score], object]
 """Called when a trial has ended, with its number, what it drew by key, and its outcome."""
 
 
-@checked("config", "over", "on_start", "on_trial", "stop")
+@checked()
 def sweep(
     config: str | Path | Mapping[str, Any],
     over: Sequence[str] | Mapping[str, Any],
@@ -81,7 +82,7 @@ def sweep(
         The metric to go by, in its own direction; by default the first of the task.
     processes
         How many trials run side by side, each with its share of the threads. A script that asks for more than one
-        should have a main guard.
+        needs a main guard (``if __name__ == "__main__":``), since each process imports it.
     ray
         Run trials as tasks of a Ray cluster, with ``count`` and ``cores`` of these actors.
     overrides
@@ -107,6 +108,10 @@ def sweep(
     RunInterrupted
         If ``stop`` said so.
     """
+    on_start, on_trial = partial(call_own, "on_start", on_start), partial(call_own, "on_trial", on_trial)
+    stop = partial(call_own, "stop", stop)
+    if processes > 1:
+        check_main_guard()
     require(
         ("trials", trials, trials is None or trials >= 1, "at least 1"),
         ("seeds", seeds, seeds >= 1, "at least 1"),

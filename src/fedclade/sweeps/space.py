@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedclade.config import as_override
-from fedclade.core import ConfigError, shown
+from fedclade.core import ConfigError, checked, shown
 
 EXAMPLES = "local.lr=0.01..0.3(log), local.epochs=1..5 or model.name=mlp,cnn"
 
@@ -69,6 +69,7 @@ class Parameter:
         return {"key": self.key, "low": self.low, "high": self.high, "log": self.log}
 
 
+@checked()
 def parse_over(over: Sequence[str] | Mapping[str, Any]) -> list[Parameter]:
     """Return what a sweep varies, by what follows ``--over``.
 

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedclade.core import ConfigError, TaskKind, shown, unknown
+from fedclade.core import ConfigError, TaskKind, checked, shown, unknown
 from fedclade.tasks.client_scores import HIGHER_IS_BETTER, client_score, family_of
 from fedclade.tasks.scores import perplexity
 
 
+@checked()
 @dataclass(frozen=True)
 class Metric:
     """A number that says how well a model does on a client's examples.

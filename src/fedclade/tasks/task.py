@@ -11,7 +11,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedclade.core import IGNORED, ConfigError, DataSpec, RunError, TaskKind, imported, named, require, shown, unknown
+from fedclade.core import (
+    IGNORED,
+    ConfigError,
+    DataSpec,
+    RunError,
+    TaskKind,
+    call_own,
+    checked,
+    imported,
+    named,
+    require,
+    shown,
+    unknown,
+)
 from fedclade.tasks.arguments import LossOver, check_arguments
 from fedclade.tasks.losses import KINDS, LOSSES, SHAPES, Loss, Shapes, counted, cross_entropy
 from fedclade.tasks.metrics import Metric, check_metric, metric
@@ -155,6 +168,7 @@ SUMMARIES: Mapping[str, str] = {
 """A line about each of them for people."""
 
 
+@checked()
 def build_task(
     name: str | Task | None = None,
     loss: str | None = None,
@@ -178,8 +192,9 @@ def build_task(
         If the name is unknown or what it names is no task, and if a loss, a metric or weights cannot be right, as far
         as that is known without data: a line for each.
     """
-    found = named("tasks", name, TASKS, "task:") if isinstance(name, str) else name or Task()
-    task = found if isinstance(found, Task) else found() if callable(found) else found
+    task = named("tasks", name, TASKS, "task:") if isinstance(name, str) else name or Task()
+    if not isinstance(task, Task) and callable(task):
+        task = call_own(f"task {shown(name)}", task)
     if not isinstance(task, Task):
         raise ConfigError(
             f"task {shown(name)} should be a fedclade.Task, or a function that returns one, got {shown(task)}"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.core import ModelError
-from fedclade.data import Federation
+from fedclade.data import Federation, Pool
 from fedclade.training.jobs import Workload
 
 MODULE_ERRORS = (RuntimeError, ValueError, IndexError)
@@ -32,7 +32,21 @@ def check_model_fits(module: nn.Module, federation: Federation, device: torch.de
         expected, of_what = (len(inputs), pool.outputs), f"the targets of a {pool.task} task"
         got = (*got, 1) if got == (len(inputs),) and pool.outputs == 1 else got
     if got != expected:
-        raise ModelError(f"the model should give {expected} outputs for {of_what} of {pool.name}, got {got}")
+        raise ModelError(
+            f"the model should give {expected} outputs for {of_what} of {pool.name}, got {got}"
+            f"{_ignored_hint(pool, got, expected)}"
+        )
+
+
+def _ignored_hint(pool: Pool, got: object, expected: tuple[int, ...]) -> str:
+    """Return advice if a model lacks outputs only for a last label that may mean "no label", such as 255."""
+    if pool.task != "classification" or not isinstance(got, tuple) or got[:-1] != expected[:-1]:
+        return ""
+    outputs, largest = int(got[-1]), int(pool.y.max())
+    beyond = pool.y[pool.y >= outputs]
+    if len(beyond) == 0 or int(beyond.min()) < largest:
+        return ""
+    return f"; if label {largest} means that there is no label, leave its {len(beyond)} examples out"
 
 
 def model_error(

@@ -173,9 +173,12 @@ class Run(Displayed):
 
         Raises
         ------
+        TreeError
+            If the run has no such client.
         RunError
             If they are with the client alone, as in a network.
         """
+        self.tree.path(client)  # which the run's clients have
         if self.layout is None or not self.layout.personal:
             return {}
         if "personal" not in self.kept.get(client, {}):

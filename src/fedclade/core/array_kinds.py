@@ -1,0 +1,38 @@
+"""Kinds of arrays whose values cannot be read as they stand: a conversion would fail, or lose part of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def array_problem(values: object) -> str:
+    """Return why the values of an array or a tensor cannot be read, and the fix; nothing if they can.
+
+    >>> array_problem(np.ma.masked_array([1, 2], mask=[False, True]))
+    "1 of 2 values are masked, which means missing; fill them in (array.filled(...)) or leave these examples out"
+    """
+    if isinstance(values, np.ma.MaskedArray):
+        return _mask_problem(values)
+    if not isinstance(values, Tensor):
+        return ""
+    if values.is_meta:
+        return "the tensor is on the 'meta' device and has no values; make it on the CPU"
+    if values.layout != torch.strided:
+        return f"the tensor is sparse ({values.layout}); make it dense with tensor.to_dense()"
+    if values.is_quantized:
+        return f"the tensor is quantized ({values.dtype}); make it float with tensor.dequantize()"
+    if values.is_nested:
+        return "the tensor is nested; pad its parts to one shape with tensor.to_padded_tensor(...)"
+    return ""
+
+
+def _mask_problem(array: np.ma.MaskedArray) -> str:  # pyright: ignore[reportMissingTypeArgument, reportUnknownParameterType]
+    masked = int(np.ma.getmaskarray(array).sum())
+    if not masked:
+        return ""
+    return (
+        f"{masked} of {array.size} values are masked, which means missing; fill them in (array.filled(...)) or leave "
+        "these examples out"
+    )
