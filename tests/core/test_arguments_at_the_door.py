@@ -244,3 +244,9 @@ def test_a_config_is_read_by_its_path_or_its_name(tmp_path: Path):
     for path, told in (("str", "unknown config 'str'"), (Path("str"), "cannot read the config str"), (3, "got 3")):
         with pytest.raises(ConfigError, match=told):
             fedclade.config.read_config(path)
+
+
+def test_a_run_folder_may_have_a_colon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    run_of(folder="runs:1/first")
+    assert Run.load("runs:1/first").summary["rounds"] == 1

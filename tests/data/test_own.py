@@ -322,3 +322,9 @@ def test_labels_of_a_billion_are_refused_for_every_source() -> None:
     ):
         with pytest.raises(FedcladeError, match=r"1,000,000,00[01]"):
             make()
+
+
+@pytest.mark.parametrize("data", [dict, torch.tensor(1.0), np.array(1.0)])
+def test_a_data_set_without_a_length_is_refused(data: Any) -> None:
+    with pytest.raises(DataError, match=r"should be a map-style torch data set \(with len\(\) and indexing\), got"):
+        fedclade.pool_from_torch(data)

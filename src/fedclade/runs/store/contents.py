@@ -150,7 +150,8 @@ def write_rows(path: Path, rows: Sequence[Row], scores: Collection[str] = ()) ->
         if name in table.column_names:
             place = table.column_names.index(name)
             table = table.set_column(place, name, pa.array(table[name].to_numpy(), from_pandas=True))
-    pq.write_table(table, path)
+    with path.open("xb") as file:  # as Arrow takes the path runs:1/... for an address of the kind runs
+        pq.write_table(table, file)
 
 
 def data_frame(rows: Sequence[Row], purpose: str) -> DataFrame:
