@@ -165,7 +165,7 @@ def _read_parquet(path: Path) -> Table:
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path) as parquet:
+        with pq.ParquetFile(path.absolute()) as parquet:
             return parquet.read()
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"cannot read {path}: {error}") from error

@@ -115,7 +115,7 @@ def read_rows(path: Path, summary: Row, nodes: int) -> RowTable:
     scores = [each["name"] for each in summary.get("metrics", ())] if path.stem == "clients" else []
     columns = {**columns, **{name: ["double"] for name in scores}}
     most = {"metrics": rounds, "clusters": rounds * nodes}.get(path.stem)
-    file = pq.ParquetFile(path)
+    file = pq.ParquetFile(path.absolute())
     if most is not None and file.metadata.num_rows > most:  # before it is read: equal rows take no room in a file
         raise ValueError(f"{path.name} should have at most {most} rows, got {file.metadata.num_rows}")
     schema = file.schema_arrow
@@ -150,8 +150,7 @@ def write_rows(path: Path, rows: Sequence[Row], scores: Collection[str] = ()) ->
         if name in table.column_names:
             place = table.column_names.index(name)
             table = table.set_column(place, name, pa.array(table[name].to_numpy(), from_pandas=True))
-    with path.open("xb") as file:  # as Arrow takes the path runs:1/... for an address of the kind runs
-        pq.write_table(table, file)
+    pq.write_table(table, path.absolute())  # as Arrow takes runs:1/... for an address of the kind "runs"
 
 
 def data_frame(rows: Sequence[Row], purpose: str) -> DataFrame:
