@@ -75,7 +75,7 @@ def test_the_config_of_the_readme_is_the_one_that_comes_along():
 
 
 def test_the_page_on_own_data_has_a_short_config_and_an_augmentation_that_flips(told: Told):
-    config = text_of("docs/own-data.md", "toml")
+    config = next(b.text for b in blocks_of("docs/own-data.md") if b.language == "toml")
     assert check_config(tomllib.loads(config)).data["name"] == "hospitals"
     assert len([line for line in config.splitlines() if line]) < 10
     pictures = torch.arange(48.0).view(8, 1, 2, 3)

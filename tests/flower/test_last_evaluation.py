@@ -73,14 +73,15 @@ def command(name: str, *folders: Path) -> None:
     assert result.exception is None, result.output
 
 
-def test_nobody_who_tells_how_it_fares_ends_nothing(tmp_path: Path):
+def test_nobody_who_tells_how_it_fares_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     grid, folder = grid_of(federation_of(FOUR)), tmp_path / "run"
     for client in range(4):
         spoil_evaluations(grid, client, 1, late)
     run = federated(grid, CFL_OF_TWO, rounds=ROUNDS, folder=folder)
     show(run, folder)
     assert run.client_rows == []
-    assert math.isnan(run.summary["accuracy"]["mean"])
+    assert run.summary["accuracy"]["mean"] is None
+    assert "no score: no client was evaluated" in capsys.readouterr().out
     assert {frozenset(leaf.members) for leaf in run.tree.leaves} == {frozenset({0, 2}), frozenset({1, 3})}
     assert json.loads((folder / "summary.json").read_text())["rounds"] == ROUNDS
     show(federated(grid, CFL_OF_TWO, rounds=ROUNDS + 1, folder=folder))  # a run that goes on ends as well

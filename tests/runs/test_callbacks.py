@@ -273,9 +273,10 @@ def test_results_that_cannot_be_written_are_a_failure(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ([Heard], "callbacks should each be a fedclade.Callback, an instance, got <class"),
-        (["mlflow"], "callbacks should each be a fedclade.Callback, got 'mlflow'"),
-        (Heard(), "callbacks of simulate should be of type Sequence, got <"),
+        ([Heard], "callbacks[0] of simulate should be of type Callback, got <class"),
+        ([Heard], "; give an instance, such as Heard(...)"),
+        (["mlflow"], "callbacks[0] of simulate should be of type Callback, got 'mlflow'"),
+        (Heard(), "callbacks of simulate should be a list, each of it of type Callback, got <"),
     ],
 )
 def test_what_is_no_callback_is_refused(given, told):

@@ -150,7 +150,8 @@ def test_the_page_says_how_many_clients_have_a_score(run: Run):
 
 def test_a_comparison_says_how_many_clients_have_a_score(run: Run, tmp_path: Path):
     whole = ran(without=())
-    comparison = Comparison({"some": [run, run], "all": [whole]})
+    again = replace(run, summary={**run.summary, "seed": 1})
+    comparison = Comparison({"some": [run, again], "all": [whole]})
     assert "(16 of 20)" in comparison.columns["AUROC, %"][0]
     assert "of" not in comparison.columns["AUROC, %"][1]
     assert "of" not in comparison.columns["accuracy, %"][0]

@@ -107,7 +107,7 @@ def resume(
 
 def _finish_and_show(folder: Path, quiet: bool) -> None:
     """Finish the run of a network on its server, without clients; print what came out."""
-    from fedclade.flower.from_config import finish_run  # an extra
+    from fedclade.flower import finish_run  # an extra
 
     run, console = finish_run(folder), new_console()
     add_figures(run, folder, console)

@@ -184,6 +184,9 @@ def _fit_all(
 def _told(what: str, value: Any, hint: Any) -> str:
     """Return the message about a value that is not of its type."""
     why = f", of more than {BITS} bits" if _is_too_long(value) else ""
+    kind = get_origin(hint) or hint
+    if inspect.isclass(value) and inspect.isclass(kind) and issubclass(value, kind):
+        why = f"; give an instance, such as {value.__name__}(...)"
     return f"{what} should be {_in_words(hint)}, got {shown(value)}{why}"
 
 

@@ -31,7 +31,7 @@ class Transform(Protocol):
         ...
 
 
-@checked()
+@checked("label_map")  # which may be a plain list where a function of the user's returns it
 @dataclass(frozen=True, eq=False)
 class View:
     """How the clients of one cluster see the pool."""

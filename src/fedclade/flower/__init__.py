@@ -17,7 +17,7 @@ check_flower()  # before anything of Flower is imported
 
 from fedclade.flower.client_app import client_app  # noqa: E402
 from fedclade.flower.federate import Network, federate  # noqa: E402
-from fedclade.flower.from_config import client_app_from_config, server_app_from_config  # noqa: E402
+from fedclade.flower.from_config import client_app_from_config, finish_run, server_app_from_config  # noqa: E402
 from fedclade.flower.grid_clients import GridClients  # noqa: E402
 from fedclade.flower.server_app import server_app  # noqa: E402
 
@@ -32,6 +32,7 @@ __all__ = [
     "client_app",
     "client_app_from_config",
     "federate",
+    "finish_run",
     "server_app",
     "server_app_from_config",
 ]

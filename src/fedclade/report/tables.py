@@ -107,7 +107,9 @@ def facts(run: Run) -> Iterator[tuple[str, str]]:
     for score in Score.all_of(s):
         spread, scored = s[score.name], score.clients(s)
         if spread["mean"] is None:
-            yield score.label, f"no score: undefined for the test data of {count(scored.without, 'client')}"
+            undefined = f"undefined for the test data of {count(scored.without, 'client')}"
+            why = undefined if scored.without else "no client was evaluated"
+            yield score.label, f"no score: {why}"
             continue
         over = scored.of_clients
         yield score.label, f"mean {score.text(spread['mean'])}, std {score.text(spread['std'])} over {over}"

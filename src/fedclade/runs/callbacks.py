@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from fedclade.core import ConfigError, Event, FedcladeError, ParameterTree, RunInterrupted, shown
+from fedclade.core import Event, FedcladeError, ParameterTree, RunInterrupted
 from fedclade.runs.splits import splits_of
 from fedclade.runs.stopping import FINISH, Finish, Stopped
 from fedclade.runs.store import Run
@@ -164,20 +164,11 @@ class Callbacks:
         In the order in which they are called.
     on_round, stop
         Functions that stand for callbacks, the first and the last; see :func:`fedclade.simulate`.
-
-    Raises
-    ------
-    ConfigError
-        If something is no callback.
     """
 
     def __init__(
         self, callbacks: Sequence[Callback] = (), on_round: OnRound | None = None, stop: Stop | None = None
     ) -> None:
-        for each in callbacks:
-            if not isinstance(each, Callback):  # pyright: ignore[reportUnnecessaryIsInstance]  (users give it)
-                made = ", an instance" if callable(each) else ""
-                raise ConfigError(f"callbacks should each be a fedclade.Callback{made}, got {shown(each)}")
         first = [] if on_round is None else [_OnRound(on_round)]
         last = [] if stop is None else [_Stop(stop)]
         self._all: Sequence[Callback] = [*first, *callbacks, *last]
