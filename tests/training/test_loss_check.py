@@ -264,3 +264,12 @@ def test_a_loss_over_the_batch_should_give_one_number():
 
     with pytest.raises(ConfigError, match=r"should give one number for a batch, or one for each of 7 .*\(7, 7\)"):
         trained(loss, loss_over="batch")
+
+
+def test_the_error_of_a_private_client_quotes_no_losses(caplog: pytest.LogCaptureFixture):
+    federation = task_federation("regression", TRUTH, SIZES, 0)
+    fitted = Task(loss=lambda o, y: (o - y.mean()).abs().flatten()).of(federation.pool.schema)
+    with pytest.raises(ConfigError) as caught:
+        SimulatedClients(federation, network(), engine="loop", task=fitted, always_replies=True)
+    assert str(caught.value).endswith("or lets examples depend on each other; the log of the client has the details")
+    assert "in a batch of" in caplog.text

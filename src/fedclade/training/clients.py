@@ -126,7 +126,16 @@ class SimulatedClients(Workers):
         self._chunk = loop.chunk(pool.outputs * (pool.y[0].numel() if len(pool.y) else 1))
         check_model_fits(module, federation, self._device)
         fitted = Task().of(federation.pool.schema) if task is None else task
-        self._task = try_loss(fitted, module, federation, self._device)
+        try:
+            self._task = try_loss(fitted, module, federation, self._device)
+        except ConfigError as error:
+            if not always_replies:
+                raise
+            _log.error("%s", error)  # it quotes losses, which a private client must not send to a server
+            raise ConfigError(
+                f"task.loss = {fitted.loss_name} does not fit the model, or lets examples depend on each other; the "
+                "log of the client has the details"
+            ) from None
         if self._task.over_batch:  # of which a part of a client's examples has another
             self._chunk = max(self._chunk, len(pool.y))
         if private is not None:
