@@ -112,7 +112,7 @@ def _arrays(pair: tuple[Any, Any], what: str) -> tuple[Tensor | list[str], Tenso
 def _rows(dataset: Any, what: str) -> tuple[Tensor | list[str], list[Any]]:
     """Read a data set, example by example."""
     # An array of no dimension and a class have the methods of a data set, and yet no length.
-    has_no_length = getattr(dataset, "ndim", None) == 0 or isinstance(dataset, type)
+    has_no_length = getattr(dataset, "ndim", None) == 0 or issubclass(type(dataset), type)
     if has_no_length or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise DataError(f"{what} should be a map-style torch data set (with len() and indexing), got {shown(dataset)}")
     if len(dataset) == 0:
