@@ -101,8 +101,19 @@ def resume(
         options.check_machine(device, memory)
         on = options.actors_of(actors, actor_cores, ray_address)
         of_dashboard = port if dashboard else None
-        of_run = config, folder, folder.name, data_dir, device, on, memory, of_dashboard, callbacks, quiet
-        _run_and_show(*of_run, finish=finish)
+        _run_and_show(
+            config,
+            folder,
+            folder.name,
+            data_dir=data_dir,
+            device=device,
+            actors=on,
+            memory=memory,
+            port=of_dashboard,
+            callbacks=callbacks,
+            quiet=quiet,
+            finish=finish,
+        )
 
 
 def _finish_and_show(folder: Path, quiet: bool) -> None:
