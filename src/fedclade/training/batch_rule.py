@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedclade.core import ConfigError, DataSpec, Layout, ModelError, rng
+from fedclade.core import ConfigError, DataSpec, Layout, ModelError, rng, state_preserved
 from fedclade.data import Federation
 from fedclade.training.jobs import Engine, Workload
 from fedclade.training.loop import LoopEngine
@@ -135,21 +135,12 @@ def training_failure(module: nn.Module, layout: Layout, inputs: Tensor, *, finit
 
     With ``finite`` outputs that are NaN or infinite are a failure, too: such is a variance of one example.
     """
-    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    modes = [(layer, layer.training) for layer in module.modules()]
-    layout.set_training(module)
-    try:
-        with rng.seeded_globally(0, inputs.device), torch.no_grad():
+    with state_preserved(module), rng.seeded_globally(0, inputs.device), torch.no_grad():
+        layout.set_training(module)
+        try:
             outputs = module(inputs.clone())
-    except Exception as error:  # whatever a user's forward raises
-        return str(error)
-    finally:
-        for layer, mode in modes:
-            layer.training = mode
-        with torch.no_grad():
-            for name, buffer in module.named_buffers():
-                if name in buffers and buffer.shape == buffers[name].shape:
-                    buffer.copy_(buffers[name])
+        except Exception as error:  # whatever a user's forward raises
+            return str(error)
     if finite and isinstance(outputs, Tensor) and not bool(outputs.isfinite().all()):
         return "its outputs are NaN or infinite"
     return None
