@@ -251,7 +251,7 @@ def test_optimizers_go_on_where_they_were_in_the_rounds_before(name: str):
     here, there = both(ALGORITHMS[name], local=local)
     same(here, there)
     settings = with_defaults({"local": replace(local, keep_state=False)})
-    anew = simulate(ALGORITHMS[name], perceptron(), federation_of(TRUTH, (60,) * 6), engine="loop", **settings)
+    anew = simulate(ALGORITHMS[name], perceptron, federation_of(TRUTH, (60,) * 6), engine="loop", **settings)
     assert not torch.allclose(anew.tree.nodes[-1].params, here.tree.nodes[-1].params, atol=1e-3)
 
 
@@ -298,7 +298,7 @@ def test_clients_with_a_secret_find_the_same_clusters(name: str, tmp_path: Path)
     (tmp_path / "secret").write_text(SECRET)
     federation, algorithm = federation_of(TRUTH), ALGORITHMS[name]
     grid = grid_of(federation, config={"secret-file": str(tmp_path / "secret")})
-    there = federated(grid, algorithm, permute=True)
+    there = federated(grid, algorithm, permute=True, local=LOCAL)
 
     module, seed = perceptron(), seed_of(SECRET)
     layout = Layout.of(module)
