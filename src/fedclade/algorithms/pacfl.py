@@ -28,8 +28,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import scipy
 import torch
-from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from fedclade.algorithms.base import Algorithm, RoundLog
@@ -114,7 +114,7 @@ class PACFL(Algorithm[State]):
         ids, vectors = self._vectors_of(everybody, clients)
         if len(ids) < needed:
             return tree, [Postponed(0, len(ids), needed)]
-        apart = squareform(angles(vectors, self.angle), checks=False)
+        apart = scipy.spatial.distance.squareform(angles(vectors, self.angle), checks=False)
         merges = agglomerate(apart, "average")
         clusters, _, event = merged(ids, merges, "angle", "average", self.threshold, self.n_clusters)
         absent = sorted(set(everybody) - set(ids))

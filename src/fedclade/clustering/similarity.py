@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
-from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from fedclade.core import ConfigError, unknown
@@ -72,7 +72,7 @@ def distances(signatures: Tensor, metric: str) -> Distances:
     if metric not in METRICS:
         raise ConfigError(unknown("metric", metric, METRICS))
     if metric == "cosine":
-        apart = squareform(cosine_similarity(signatures), checks=False)
+        apart = scipy.spatial.distance.squareform(cosine_similarity(signatures), checks=False)
         np.subtract(1.0, apart, out=apart)
         apart[apart < ROUNDING] = 0.0
         return apart

@@ -35,8 +35,8 @@ from functools import cached_property
 from itertools import permutations
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from fedclade.clustering.linkage import agglomerate, cut
@@ -190,7 +190,7 @@ def _find(similarity: Similarity, noise: float, across: Across, own: NDArray[np.
 
 def _cuts(similarity: Similarity) -> Labels:
     """Return the partitions of average linkage into 1, 2, ... clusters, ``[K, n]``."""
-    merges = agglomerate(squareform(1 - similarity, checks=False), "average")
+    merges = agglomerate(scipy.spatial.distance.squareform(1 - similarity, checks=False), "average")
     return np.stack([cut(merges, k) for k in range(1, min(len(similarity), MOST_CLUSTERS) + 1)])
 
 
