@@ -22,7 +22,7 @@ from fedclade.core.errors import ConfigError, PolicyError, UpdateError
 from fedclade.core.updates import Updates
 from fedclade.flower import LocalGrid, LocalNode, wire
 from fedclade.flower.client_app import node_settings
-from fedclade.flower.policy import EXAMPLES_A_PARTING, FORBIDS, Policy
+from fedclade.flower.policy import FORBIDS, Policy
 from fedclade.flower.signing import with_nonce
 from fedclade.flower.usage import Usage, UsageLog
 from fedclade.flower.wire import Content
@@ -127,16 +127,6 @@ def test_a_client_that_comes_back_with_other_labels_says_so_once(tmp_path: Path)
     assert told == [False, True, False]
 
 
-def test_parts_cannot_be_drawn_so_often_that_single_examples_can_be_solved_for():
-    """A round's number says which examples are in which half: as many questions as examples would be enough."""
-    client = handler_of()
-    for number in range(1, EXAMPLES // EXAMPLES_A_PARTING + 1):
-        ask(client, replicates=2, round=number)
-    with pytest.raises(PolicyError, match=r"forbids 7 questions for replicates in all, at most 6 .max-partings"):
-        ask(client, replicates=2, round=7)
-    ask(client, round=7)  # whole updates part nothing
-
-
 @pytest.mark.parametrize(
     ("policy", "question", "times", "why"),
     [
@@ -196,8 +186,8 @@ def test_two_processes_that_answer_for_a_client_share_its_limits(tmp_path: Path)
     first, second = (handler_of(folder=tmp_path, policy=policy) for _ in range(2))
     trained = second._trained  # pyright: ignore[reportPrivateUsage]
 
-    def overtaken(content: Content) -> Updates:
-        updates = trained(content)
+    def overtaken(content: Content, state: RecordDict | None) -> Updates:
+        updates = trained(content, state)
         ask(first)
         return updates
 
