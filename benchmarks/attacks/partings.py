@@ -62,14 +62,14 @@ class Target:
         self._layout = Layout.of(make_model(0))
         self._handler = ClientHandler(self.federation, make_model, number=0, folder=folder)
 
-    def parts(self, replicates: int, round: int = 1, seed: int = 0, part_size: int = 0) -> Vector:
+    def parts(self, replicates: int, number: int = 1, seed: int = 0, part_size: int = 0) -> Vector:
         """Return the updates of the parts, ``[replicates, D]``; no rows if the client refuses."""
-        update = self._train({"replicates": replicates, "part_size": part_size, "round": round, "seed": seed})
+        update = self._train({"replicates": replicates, "part_size": part_size, "round": number, "seed": seed})
         return update[self._layout.size :].reshape(replicates, -1) if len(update) else np.empty((0, self._layout.size))
 
-    def one_step(self, round: int) -> Vector:
+    def one_step(self, number: int) -> Vector:
         """Return the update of one step with one example, ``[D]``; nothing if the client refuses."""
-        return self._train({"spec": json.dumps({"steps": 1, "batch_size": 1, "lr": 1.0}), "round": round})
+        return self._train({"spec": json.dumps({"steps": 1, "batch_size": 1, "lr": 1.0}), "round": number})
 
     def _train(self, words: Mapping[str, object]) -> Vector:
         self.queries += 1
@@ -137,7 +137,7 @@ def solve(target: Target, replicates: int, queries: int) -> int:
     rows = list[Vector]()
     sums = list[Vector]()
     for number in range(1, queries + 1):
-        parts = target.parts(replicates, round=number)
+        parts = target.parts(replicates, number=number)
         order = order_of_round(0, number, target.federation, target.examples)
         for k, update in enumerate(parts):
             row = np.zeros(target.examples)

@@ -364,7 +364,7 @@ def test_the_list_of_keys_has_all_keys_of_data_that_comes_along():
     functions += [shift.views for shift in SHIFTS.values()]
     keys = {"name"}.union(*(known_arguments(function) for function in functions))
     others = {"data_dir", "seed", "newcomers", "newcomer_samples"}
-    assert DATA_KEYS == {key for key in keys - others if not key.endswith("_arguments")}
+    assert {key for key in keys - others if not key.endswith("_arguments")} == DATA_KEYS
 
 
 def test_data_of_ones_own_has_keys_of_its_own():

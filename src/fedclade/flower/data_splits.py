@@ -93,9 +93,7 @@ class DataSplit:
         An engine brings equal examples into one part. The record must not do so: whether a query is refused would then
         depend on the data.
         """
-        drawn = Round(
-            self.number, LocalTraining(), self.seed, replicates=self.replicates, part_size=self.part_size
-        )
+        drawn = Round(self.number, LocalTraining(), self.seed, replicates=self.replicates, part_size=self.part_size)
         places = range(self.replicates)
         return [replace(drawn, part=(k, self.replicates)).examples(self.examples, key) for k in places]
 
