@@ -155,6 +155,15 @@ def test_splits_are_recorded_over_all_processes(lasting: str, tmp_path: Path):
         assert stat.S_IMODE((tmp_path / "splits.json").stat().st_mode) == 0o600
 
 
+def test_splits_of_two_runs_are_known_together_without_a_folder():
+    client, one_run, other_run = client_with(40), RecordDict(), RecordDict()
+    parts(client, 2, part_size=10, state=one_run)
+    parts(client, 2, round=5, state=other_run)
+    for state in (one_run, other_run, RecordDict()):
+        with pytest.raises(PolicyError, match=r"a share of 1.00"):
+            parts(client, 2, part_size=11, state=state)
+
+
 @pytest.mark.parametrize("lasting", ["folder", "state", "memory"])
 def test_a_repeated_query_for_parts_has_the_same_reply_and_counts_once(lasting: str, tmp_path: Path):
     settings: dict[str, Any] = {"folder": tmp_path} if lasting == "folder" else {}
@@ -248,7 +257,7 @@ def test_parts_of_an_earlier_round_are_those_of_its_seed_and_number():
 
 
 @pytest.mark.parametrize(
-    ("clients", "rounds", "check_every"), [(4, 16, 1), pytest.param(12, 100, 2, marks=pytest.mark.slow)]
+    ("clients", "rounds", "check_every"), [(4, 10, 1), pytest.param(12, 100, 2, marks=pytest.mark.slow)]
 )
 def test_rcfl_does_not_end_with_forty_examples_a_client(
     clients: int, rounds: int, check_every: int, monkeypatch: pytest.MonkeyPatch

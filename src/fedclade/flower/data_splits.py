@@ -216,9 +216,12 @@ class SplitLog:
             except FileNotFoundError:
                 return _Record()
         stored = (state or {}).get(_STATE)
-        if isinstance(stored, ConfigRecord):
-            return _decoded(str(stored["record"]), "Flower's state of this client")
-        return self._record
+        if not isinstance(stored, ConfigRecord):
+            return self._record
+        record = _decoded(str(stored.get("record")), "Flower's state of this client")
+        # A state is of one run; this process may have answered another run's queries as well.
+        record.splits += [split for split in self._record.splits if split not in record.splits]
+        return record
 
     def _write(self, record: _Record, state: RecordDict | None) -> None:
         splits = [asdict(split) for split in record.splits]
