@@ -53,7 +53,7 @@ def test_the_page_has_every_limit_of_a_client_with_its_default():
     shown = {
         "allow": '"train evaluate statistics"',
         "imports": '""',
-        "max-partings": "a quarter of its training examples",
+        "max-partings": "an eighth of its training examples, at most 64",
         "max-clear": "half the parameters",
         "share-schema": "unless it has differential privacy",
     }

@@ -71,6 +71,9 @@ class Round:
     part_size
         Above 0, every part has so many examples, what is left over is in none, and parts are the same in all rounds; of
         several replicates each is trained as :meth:`LocalTraining.on_part` says.
+    parts_from
+        Seed and round number by which data is split into parts; None: the round's own. A client of a network sets them
+        where it uses parts again.
     longest
         How many times its update a client sends, if that lowers the loss of what it trained on; 1: it sends the update.
     personal_epochs
@@ -97,6 +100,7 @@ class Round:
     compares_parts: bool = True
     part: tuple[int, int] | None = None
     part_size: int = 0
+    parts_from: tuple[int, int] | None = None
     longest: float = 1.0
     personal_epochs: int = 0
     rule: LocalRule | None = None
@@ -139,14 +143,15 @@ class Round:
         if self.part is None:
             return np.arange(count)
         place, parts = self.part
+        seed, number = self.parts_from or (self.seed, self.number)
         if size := self.part_size:
-            order = rng.generator(self.seed, "equal parts", key).permutation(count)
+            order = rng.generator(seed, "equal parts", key).permutation(count)
             if copies is not None and 10 * int(np.bincount(copies).max()) <= size:
                 first = np.full(int(copies.max()) + 1, count)
                 np.minimum.at(first, copies[order], np.arange(count))
                 order = order[np.argsort(first[copies[order]], kind="stable")]
             return np.sort(order[place * size : (place + 1) * size])
-        order = rng.generator(self.seed, "parts", self.number, key).permutation(count)
+        order = rng.generator(seed, "parts", number, key).permutation(count)
         return np.sort(order[place::parts])
 
     def generator(self, purpose: str) -> np.random.Generator:

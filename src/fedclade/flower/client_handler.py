@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -29,6 +30,7 @@ from fedclade.data import DataSchema, Federation
 from fedclade.flower import descriptors, wire
 from fedclade.flower.asked import maker_of, read_sketch
 from fedclade.flower.booking import privatizing_of
+from fedclade.flower.data_splits import SplitLog
 from fedclade.flower.keys import Key
 from fedclade.flower.models_sent import models_of_mixture, read_mixture
 from fedclade.flower.node_store import NodeStore, uses_kept
@@ -92,6 +94,7 @@ class ClientHandler:
         self._number, self._folder, self._secret = number, folder, secret
         self._encoding = encoding_digest(federation.pool, agreed)
         self._policy, self._usage_log = policy or Policy(), UsageLog(folder)
+        self._splits = SplitLog(folder, self._data.key, self._policy, self._usage_log)
         self._member = Member(self._policy, peers)
         self._imports = {*self._policy.imports, *([model] if isinstance(model, str) else [])}
         module, parts = self._make(seed), parts or Parts()
@@ -150,8 +153,8 @@ class ClientHandler:
         answers: Mapping[str, Callable[[Content], RecordDict]] = {
             "hello": self._register,
             "initial": self._initial,
-            "train": self._train,
-            "gradients": self._train,
+            "train": lambda content: self._train(content, state),
+            "gradients": lambda content: self._train(content, state),
             "evaluate": self._evaluate,
             "subspaces": self._subspaces,
             "statistics": self._statistics,
@@ -159,7 +162,9 @@ class ClientHandler:
             "descriptors": self._descriptors,
             "keys": lambda content: member.keys(content, state, key),
             "shares": lambda content: member.shares(content, state),
-            "masked": lambda _: member.masked(whole, state, self._trained_for_sum, self._layout.n_parameters),
+            "masked": lambda _: member.masked(
+                whole, state, partial(self._trained_for_sum, state=state), self._layout.n_parameters
+            ),
             "unmask": lambda content: member.unmask(content, state),
         }
         kind = content.get("what", str)
@@ -178,9 +183,14 @@ class ClientHandler:
             self._trainer.take(content.values)
         # Count the query before anything is computed: one that fails half-way must not be free.
         cost = cost_of(kind, content)
-        if cost != Usage():
+        is_exact = whole.values["what"] == "train" and not self._is_private
+        is_repeated = is_exact and self._splits.is_repeated(content, state)
+        if cost != Usage() and not is_repeated:
             self._usage_log.book(cost, self._check_usage, state)
-        if keeps := uses_kept(kind, content, bool(self._layout.personal)):
+        keeps = uses_kept(kind, content, bool(self._layout.personal))
+        if is_exact and not is_repeated and not keeps:
+            self._splits.remember(content, state)
+        if keeps:
             self._kept.open(self._trainer.workers.store, content.get("run", str), state)
         with importing_only(self._imports):  # a server's message names nothing else that is imported here
             answer = answered(content)
@@ -234,9 +244,11 @@ class ClientHandler:
         self._policy.check_sum(len(self._data.train))
         return wire.record(as_values(self._sums))
 
-    def _trained(self, content: Content) -> Updates:
+    def _trained(self, content: Content, state: RecordDict | None) -> Updates:
         """Train, or take the gradient, as a question says; return the one update, with what is compared of parts."""
-        asked = TrainingAsked.read(content, self._policy, len(self._data.train), self._federation.pool.schema.labels)
+        examples = len(self._data.train)
+        asked = TrainingAsked.read(content, self._policy, examples, self._federation.pool.schema.labels)
+        asked = replace(asked, round=self._splits.admit(asked.round, examples, state))
         models = self._models(content, asked.sent)
         ids, rows = [self._data.id], [OWN if asked.goes_on else 0]
         if asked.kind == "train":
@@ -251,8 +263,8 @@ class ClientHandler:
             raise UpdateError(updates.left_out[self._data.id])
         return updates
 
-    def _train(self, content: Content) -> RecordDict:
-        updates, mixture = self._trained(content), models_of_mixture(content)
+    def _train(self, content: Content, state: RecordDict | None) -> RecordDict:
+        updates, mixture = self._trained(content, state), models_of_mixture(content)
         loss = float(updates.losses[0])
         residuals = self._residuals if content.values["replicates"] == 1 else self._exact  # with signatures behind it
         sizes = updates.required_deltas.shape[1], updates.n_parameters
@@ -273,11 +285,11 @@ class ClientHandler:
             else {"update": residuals.encoded(updates.required_deltas[0], what, sizes if mixture else None)},
         )
 
-    def _trained_for_sum(self, content: Content) -> Updates:
+    def _trained_for_sum(self, content: Content, state: RecordDict | None) -> Updates:
         """Train as :meth:`_trained` does; a sketch of the whole update comes last, if that is compared."""
         if content.get("own", bool) or models_of_mixture(content):
             raise UpdateError("asked to add up something else than the updates of one model that is sent")
-        updates = self._trained(content)
+        updates = self._trained(content, state)
         if not content.get("signs", bool) or (sketch := self._sketch(content)) is None:
             return updates
         update = updates.required_deltas[:, : updates.n_parameters]

@@ -17,7 +17,9 @@ FORBIDS = "the client's policy forbids"
 """How a refusal begins by which the server sees that it will not get this answer, however often it asks."""
 
 CLEAR_SHARE = 2  # parameters for each number that may leave unmasked beside an update: see :class:`Policy`
-EXAMPLES_A_PARTING = 4  # training examples for each time that a client parts its data: see :class:`Policy`
+EXAMPLES_AN_EQUATION = 8  # training examples for each equation: see :class:`Policy`
+MOST_EQUATIONS = 64  # unless max_partings says otherwise: checking them all takes time
+LARGEST_SHARE = 0.25  # of one example in a combination of sums, in squared weights: see :class:`Policy`
 
 _NAMES = {"allow": "names of questions", "imports": "names such as 'my_models:resnet'"}
 
@@ -25,7 +27,7 @@ _FLAGS = ("secure-aggregation", "share-schema")
 
 _IN_ALL = {
     "max_releases": "updates in all",
-    "max_partings": "questions for replicates in all",
+    "max_partings": "equations from sums over parts of its examples in all",
     "max_evaluations": "scored models in all",
 }
 
@@ -38,8 +40,11 @@ class Policy:
     ``similarity = "gradients"``, IFCA with ``average = "gradients"``), subspaces (PACFL), shifts (FlexCFL) and
     descriptors (FLUX).
 
-    A server that queries replicates gets sums over parts of the data. It knows which examples are in which part, so
-    with as many partings as there are examples it could solve for every single one: hence ``max_partings``.
+    A server that queries replicates gets sums over parts of the data, and knows which examples are in which part. With
+    as many independent sums as there are examples it could solve for every single one. So ``max_partings`` limits the
+    number of equations, and no combination of all sums may have one example with more than a quarter of the squared
+    weights (:data:`LARGEST_SHARE`, or 2/``min_part`` if that is more). Parts that were used before add no equation; see
+    :mod:`fedclade.flower.data_splits`.
 
     A value out of range is a ConfigError, with a line for each.
     """
@@ -51,7 +56,7 @@ class Policy:
     max_models: int = 64  # that one query asks to be scored or drawn, or that are one mixture
     max_replicates: int = 8  # that one query asks for
     min_part: int = 10  # fewest training examples that a replicate or a sum may be made from
-    max_partings: int | None = None  # queries for replicates in all; None: one to every EXAMPLES_A_PARTING examples
+    max_partings: int | None = None  # equations in all; None: one to EXAMPLES_AN_EQUATION examples, MOST_EQUATIONS
     max_vectors: int = 5  # of a subspace
     max_components: int = 100  # of a descriptor
     max_releases: int = 5_000  # updates that leave, in all
@@ -144,8 +149,26 @@ class Policy:
                 f"{FORBIDS} {replicates} replicates from {examples} training examples, since each must be made from at "
                 f"least {self.min_part} (min-part in its node config)"
             )
+        seen = min(min(part, spec.passed(part)) for part in parts)
+        if seen < min(self.min_part, *parts):
+            raise PolicyError(
+                f"{FORBIDS} an update from {seen} training examples, since its steps must take at least "
+                f"{self.min_part} (min-part in its node config)"
+            )
         self._check("epochs", max(map(spec.epochs_with, parts)) + personal_epochs, "max_epochs")
         self._check("steps", times * (sum(map(spec.steps_with, parts)) + before), "max_steps")
+
+    def check_share(self, share: float, besides: float = 0.0) -> None:
+        """Check the largest share of one example in a combination of the sums over parts, in squared weights.
+
+        It may be larger by ``besides``.
+        """
+        most = max(LARGEST_SHARE, 2 / self.min_part) + besides
+        if share > most:
+            raise PolicyError(
+                f"{FORBIDS} a split of its examples by which one example has a share of {share:.2f} in a combination "
+                f"of sums, at most {most:.2f} (min-part in its node config)"
+            )
 
     def check_sum(self, examples: int) -> None:
         """Check that a client has enough training examples to tell what they come to."""
@@ -170,7 +193,9 @@ class Policy:
 
     def check_usage(self, after: Usage, examples: int) -> None:
         """Check what a client with so many training examples would have answered in all, this answer included."""
-        allowed = self if self.max_partings is not None else replace(self, max_partings=examples // EXAMPLES_A_PARTING)
+        allowed = self
+        if self.max_partings is None:
+            allowed = replace(self, max_partings=min(examples // EXAMPLES_AN_EQUATION, MOST_EQUATIONS))
         for limit, what in _IN_ALL.items():
             allowed._check(what, getattr(after, limit.removeprefix("max_")), limit)
 
