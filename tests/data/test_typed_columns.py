@@ -102,7 +102,7 @@ def test_thousands_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture
 
 
 @pytest.mark.parametrize(
-    "cells, messages",
+    ("cells", "messages"),
     [
         (('"1,234,567"', '"2,345,678"'), ["how the data is read: ',' between thousands"]),
         (("1 234", "2 345"), []),  # spaces cannot be decimal marks

@@ -24,7 +24,7 @@ def test_scores_are_read_model_by_model():
 
 
 @pytest.mark.parametrize(
-    "examples, known, message",
+    ("examples", "known", "message"),
     [
         ([9, 9], 8, r"scores of \[9\] examples, expected 8"),
         ([8, 9], 8, r"scores of \[8, 9\] examples, expected 8"),
@@ -40,9 +40,9 @@ def test_scores_are_of_the_known_examples_and_of_the_same_for_all_models(
         read_scores(reply, 2, METRICS, known)
 
 
-@pytest.mark.parametrize("score, loss", [(1.5, 0.5), (-0.1, 0.5), (0.5, float("inf")), (float("nan"), 0.5)])
+@pytest.mark.parametrize(("score", "loss"), [(1.5, 0.5), (-0.1, 0.5), (0.5, float("inf")), (float("nan"), 0.5)])
 def test_scores_and_losses_are_in_their_ranges(score: float, loss: float):
-    with pytest.raises(UpdateError, match="expected one in|expected a loss of at most"):
+    with pytest.raises(UpdateError, match=r"expected one in|expected a loss of at most"):
         read_scores(content_of(scores=[score], losses=[loss], examples=[8]), 1, METRICS, 8)
 
 
