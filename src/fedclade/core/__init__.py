@@ -117,6 +117,7 @@ from fedclade.core.plugins import (
 )
 from fedclade.core.privacy_events import PrivateRelease, Released, Stepped, Withheld
 from fedclade.core.queries import (
+    MECHANISMS,
     OWN,
     Ask,
     EvaluationQuery,
@@ -129,6 +130,7 @@ from fedclade.core.queries import (
     StatisticsQuery,
     SubspaceQuery,
     UpdateQuery,
+    check_declared,
 )
 from fedclade.core.question import SENSITIVITY, Cells, Choice, Moments, Question
 from fedclade.core.registry import IGNORED, ClientRegistry, DataSpec, TaskKind
@@ -157,6 +159,7 @@ __all__ = [
     "KINDS",
     "LARGEST",
     "LARGEST_NORM",
+    "MECHANISMS",
     "NOT_ASKED",
     "OF_TORCH",
     "OWN",
@@ -263,6 +266,7 @@ __all__ = [
     "can_be_averaged",
     "centre_of",
     "check_arguments",
+    "check_declared",
     "check_function",
     "check_module",
     "checked",

@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedclade.algorithms import ALGORITHMS
-from fedclade.channel import Budget, check_encoding, check_local
+from fedclade.channel import Budget, ExamplePrivacy, check_encoding, check_local
 from fedclade.config import Config, check_config
 from fedclade.core import ConfigError, DataError, UntrustedNameError, check_arguments, importing_only, installed, shown
 from fedclade.data import DataSchema, Federation, FilesSettings, TableSource, encode_by, read_declared
@@ -240,7 +240,8 @@ def client_app_from_config(imports: Sequence[str] = ()) -> ClientApp:
             raise DataError("a node of this app needs partition-id in its node config, to know whose data it has")
         privacy = check_local(read.config.privacy.mechanism)
         budget = budget_of(context)
-        sharing = SchemaSharing(settings["policy"], privacy is not None or budget is not None)
+        by_example = isinstance(privacy, ExamplePrivacy)
+        sharing = SchemaSharing(settings["policy"], privacy is not None or budget is not None, by_example)
         declared = agreed if is_declared else None
         data = sharing.encode(partial(_load, tuple(run_config.items()), folder, declared))
         if isinstance(data, TableSource):

@@ -35,6 +35,7 @@ class SchemaSharing:
 
     policy: Policy
     is_private: bool
+    by_example: bool = False  # whether each of its examples is private
 
     @property
     def is_allowed(self) -> bool:
@@ -47,6 +48,12 @@ class SchemaSharing:
         """Check that a proposal, made from so many examples, may leave the client; else it is a PolicyError."""
         if not proposal.schema.discloses_values:
             return
+        if self.by_example and proposal.schema.words:
+            raise ConfigError(
+                "privacy.level = 'example' bounds what one example tells, and a vocabulary of this client's own texts "
+                "moves with each of them; declare a schema with the words on the server (data.schema in the run "
+                "config, or schema= of federate), or set privacy.level = 'client'"
+            )
         if not self.is_allowed:
             why = " of a client with differential privacy" if self.policy.share_schema is None else ""
             raise PolicyError(

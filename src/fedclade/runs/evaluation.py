@@ -102,7 +102,8 @@ def _together(algorithm: Algorithm, state: State) -> dict[str, Any]:
 
 def _warn_of_losses(number: int, evaluation: Evaluation) -> None:
     finite = evaluation.losses.isfinite().tolist()
-    if bad := [client for client, holds in zip(evaluation.ids, finite, strict=True) if not holds]:
+    told = [not holds and c not in evaluation.without_loss for c, holds in zip(evaluation.ids, finite, strict=True)]
+    if bad := [client for client, is_bad in zip(evaluation.ids, told, strict=True) if is_bad]:
         _log.warning(
             "round %d: the test losses of %d of %d clients are NaN or infinite, first of client %d; if training "
             "diverged, lower local.lr",
