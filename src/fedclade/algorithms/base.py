@@ -92,6 +92,11 @@ class Algorithm(ABC, Generic[S]):
         return True
 
     @property
+    def asks_for_gradients(self) -> bool:
+        """Whether clients send gradients, which secure aggregation does not mask."""
+        return False
+
+    @property
     def compares_lengths(self) -> bool:
         """Whether the lengths of updates matter where they are compared, and not their directions alone."""
         return False

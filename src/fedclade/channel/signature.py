@@ -51,9 +51,10 @@ class Signature:
         Patterns over the names of shared parameters, such as ``head.*``, or one: only these are compared. All, if left
         out. The norms of updates, by which some algorithms decide when to split, stay those of all parameters.
     dim
-        Length R of a sketch, or how many signs. Where updates are spread over many parameters, the cosine similarity α of two clients is
-        then off by (1 − α²)/√R (standard deviation): 0.03 at R = 1024 and α = 0. See :class:`CountSketch`.
-        By signs it is off by at most π/(2√R): 0.05 at R = 1024. See :class:`SignSketch`.
+        Length R of a sketch, or how many signs. Where updates are spread over many parameters, the
+        cosine similarity α of two clients is then off by (1 − α²)/√R (standard deviation): 0.03 at
+        R = 1024 and α = 0. See :class:`CountSketch`. By signs it is off by at most π/(2√R): 0.05 at
+        R = 1024. See :class:`SignSketch`.
 
     Raises
     ------
@@ -199,10 +200,13 @@ class SignSketch:
     @property
     def described(self) -> dict[str, Any]:
         """What a client has to be told to make the same signs."""
-        return {"dim": self.dim, **({} if self._of is None else {"of": self._of.described["of"]})}
+        of = {} if self._of is None else {"of": self._of.described["of"]}
+        return {"dim": self.dim, "compared": "signs", **of}
 
     def apply(self, vectors: Tensor) -> Tensor:
         """Return the signs ``[..., R]`` of vectors ``[..., D]``."""
+        if vectors.numel() == 0:  # of no update, which a Fourier transform does not take
+            return vectors.new_zeros(*vectors.shape[:-1], self.dim)
         chosen = vectors if self._of is None else self._of.apply(vectors)
         if self._fold is not None:
             chosen = self._fold.apply(chosen)

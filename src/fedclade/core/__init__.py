@@ -141,6 +141,7 @@ from fedclade.core.tables import flat
 from fedclade.core.tree import Group, ParameterTree
 from fedclade.core.updates import (
     DROPPED_OUT,
+    FORBIDS,
     KEEPS_NONE,
     LARGEST_NORM,
     NOT_ASKED,
@@ -154,6 +155,7 @@ from fedclade.core.updates import (
 __all__ = [
     "BESIDE",
     "DROPPED_OUT",
+    "FORBIDS",
     "IGNORED",
     "KEEPS_NONE",
     "KINDS",

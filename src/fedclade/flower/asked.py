@@ -26,6 +26,8 @@ def maker_of(model: nn.Module | str | Maker, federation: Federation, parts: Part
 def read_sketch(content: Content, seed: int, layout: Layout, permuted: bool) -> Sketch | None:
     """Return what is compared of an update, as the server asks for it."""
     dim, of = content.get("dim", int), read_patterns(content, permuted)
+    if content.values.get("compared") == "signs":
+        return read_signs(content, seed, layout, permuted)
     kind = "projected" if dim else "full"
     return Signature(kind=kind, dim=max(dim, 1), of=of).sketch(seed, layout)
 
@@ -34,7 +36,7 @@ def read_signs(content: Content, seed: int, layout: Layout, permuted: bool) -> S
     """Return what is compared of a masked update, or of a part of one: signs alone."""
     dim, of = content.get("dim", int), read_patterns(content, permuted)
     if dim < 1:
-        raise UpdateError("asked for all numbers of an update beside its masked sum")
+        raise UpdateError("asked for the signs of no projection of an update")
     return Signature(kind="signs", dim=dim, of=of).signs(seed, layout)
 
 

@@ -231,9 +231,6 @@ def federate(
         check_sums(settings, algorithm, len(joined))
         if disclosed := announcement(settings, algorithm):
             _log.warning(disclosed)
-    else:
-        kind = settings.signature.kind
-        require(("signature.kind", kind, kind != "signs", "full or projected without network.secure_aggregation"))
     task = settings.task.of(joined.schema)
     registry.check_task(task.described)
     metric_named(task.metrics, settings.chosen_by, "stop.metric")

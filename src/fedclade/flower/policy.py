@@ -6,16 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from fedclade.core import ConfigError, LocalTraining, PolicyError, UpdateError, check_declared, require, unknown
+from fedclade.core import (
+    FORBIDS,
+    ConfigError,
+    LocalTraining,
+    PolicyError,
+    UpdateError,
+    check_declared,
+    require,
+    unknown,
+)
 from fedclade.flower.kinds import ALWAYS, KINDS, SKETCH, allowable, disclosures
 from fedclade.flower.usage import Usage
 from fedclade.flower.wire import shown
 
 QUERIES = allowable()
 """Kinds of queries that are about a client's data, and need its permission."""
-
-FORBIDS = "the client's policy forbids"
-"""How a refusal begins by which the server sees that it will not get this answer, however often it asks."""
 
 CLEAR_SHARE = 2  # parameters for each direction in which signs may leave unmasked beside an update: see :class:`Policy`
 EXAMPLES_A_PARTING = 4  # training examples for each time that a client parts its data: see :class:`Policy`

@@ -14,6 +14,7 @@ import torch
 
 from fedclade.channel import Middleware
 from fedclade.core import (
+    FORBIDS,
     KEEPS_NONE,
     Ask,
     ConfigError,
@@ -25,7 +26,7 @@ from fedclade.core import (
     UpdateQuery,
     Updates,
 )
-from fedclade.flower.policy import FORBIDS, NotDisclosedError
+from fedclade.flower.policy import NotDisclosedError
 
 _log = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ from typing import Any, TypeVar, cast
 
 from flwr.app import RecordDict
 
-from fedclade.core import ConfigError, PolicyError, UpdateError
+from fedclade.core import FORBIDS, ConfigError, PolicyError, UpdateError
 from fedclade.data import DataSchema, Pool, Proposal, SchemaError
 from fedclade.flower import wire
 from fedclade.flower.keys import Key
-from fedclade.flower.policy import FORBIDS, Policy
+from fedclade.flower.policy import Policy
 from fedclade.flower.replies import MOST_EXAMPLES
 from fedclade.flower.wire import Content, clean, shown
 

@@ -65,6 +65,8 @@ def check_sums(settings: RunSettings, algorithm: Algorithm, clients: int = 0) ->
             f"{name} compares how long updates are, and signs of sketches tell their directions alone; set "
             "algorithm.metric = 'cosine'"
         )
+    if algorithm.asks_for_gradients:
+        problems.append(f"{name} asks for gradients, which leave without masks; take updates in place of them")
     if asked and not algorithm.discloses:
         problems.append(
             f"{name} asks each client for {asked}, from which its training data can be read; take another algorithm, "
