@@ -282,7 +282,7 @@ def test_a_method_that_needs_sketches_says_so_at_start_and_runs_where_clients_di
     assert "CFL needs more of each client than sums (sketch: the signs of 46 random projections of each" in caplog.text
     assert 'takes part only with disclose="sketch" in its node config' in caplog.text
     with pytest.raises(UpdateError, match=r'none of 6 clients answers the question .train.*set disclose="sketch"'):
-        secure_run(CFL_OF_TWO, {}, **settings)
+        secure_run(CFL_OF_TWO, {}, **{**settings, "rounds": 1})
 
 
 def test_subspaces_leave_where_clients_disclose_them():
@@ -316,7 +316,7 @@ def test_scores_of_clients_that_disclose_them_are_had_without_losses(tmp_path: P
     assert {round(row["accuracy"], 2) == row["accuracy"] for row in run.client_rows} == {True}
     assert [row["loss_mean"] for row in run.metric_rows] == [None, None]
     kept = Run.load(folder)
-    assert [row["loss"] for row in kept.client_rows] == [None] * 12
+    assert all(math.isnan(row["loss"]) for row in kept.client_rows)
     assert "<html" in page_html(run_page(RunView(kept)))
 
 
