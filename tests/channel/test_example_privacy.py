@@ -331,7 +331,7 @@ def test_inputs_that_are_scaled_by_a_clients_own_examples_are_refused():
 def test_a_vocabulary_of_the_clients_own_texts_is_refused():
     rows = ["a rather good film", "a bad film"] * 10, [0, 1] * 10
     clients = {str(k): (rows, rows) for k in range(2)}
-    with pytest.raises(ConfigError, match="a vocabulary of the clients' own texts .* declare a schema with the words"):
+    with pytest.raises(ConfigError, match=r"a vocabulary of the clients' own texts .* declare a schema with the words"):
         simulate("fedavg", "lstm", federation(clients), rounds=1, privacy=PRIVACY)
     words = DataSchema(words=("<pad>", "<unk>", "film", "bad"))
     check_inputs_apart(PRIVACY, federation(clients, schema=words))

@@ -207,6 +207,10 @@ class SignSketch:
         """Return the signs ``[..., R]`` of vectors ``[..., D]``."""
         if vectors.numel() == 0:  # of no update, which a Fourier transform does not take
             return vectors.new_zeros(*vectors.shape[:-1], self.dim)
+        return torch.where(self.project(vectors) >= 0, 1.0, -1.0).to(vectors.dtype)
+
+    def project(self, vectors: Tensor) -> Tensor:
+        """Return the projections ``[..., R]`` of vectors ``[..., D]``, float64, whose signs leave a client."""
         chosen = vectors if self._of is None else self._of.apply(vectors)
         if self._fold is not None:
             chosen = self._fold.apply(chosen)
@@ -214,8 +218,7 @@ class SignSketch:
         for flips in self._flips:
             turned = torch.fft.fft(mixed * flips.to(mixed), norm="ortho")
             mixed = turned.real + turned.imag  # the Hartley transform: real and orthonormal
-        picked = mixed[..., self._places.to(mixed.device)]
-        return torch.where(picked >= 0, 1.0, -1.0).to(vectors.dtype)
+        return mixed[..., self._places.to(mixed.device)]
 
 
 class Nothing:

@@ -24,6 +24,7 @@ from fedclade.flower.client_app import NodeSettings, app_for, node_settings
 from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.federate import ModelFor, Network, federate
 from fedclade.flower.schema_exchange import Proposer, SchemaSharing
+from fedclade.flower.secure.fits import check_sums, with_signs
 from fedclade.flower.server_app import app_of, print_round
 from fedclade.models import Preset
 from fedclade.runs import Callback, Run, read_run_config
@@ -98,7 +99,11 @@ class RunConfig:
         ]
         if problems:
             raise ConfigError("\n".join(problems))
-        return cls(found[0], *found[1])
+        read = cls(found[0], *found[1])
+        if read.network.secure_aggregation:
+            config = read.config
+            check_sums(with_signs(config.settings), config.built_algorithm({}), config.data.get("clients") or 0)
+        return read
 
     def as_dict(self) -> dict[str, Any]:
         """Return the config with every default filled in, as a run folder has it."""

@@ -219,6 +219,8 @@ def test_rules_have_to_be_possible():
     config = {"data.name": "digits", "data.clients": 4, "algorithm.name": "fedavg", "model.name": "mclr"}
     config |= {"network.clients": 4, "network.secure_aggregation": True}
     assert RunConfig.read(config).network.rules == Network().rules
+    with pytest.raises(ConfigError, match=r"IFCA asks each client for training losses"):
+        RunConfig.read({**config, "algorithm.name": "ifca"})
     with pytest.raises(ConfigError, match=r"network.encoding = 'int8' is for updates that are sent one by one"):
         RunConfig.read({**config, "network.encoding": "int8"})
 
