@@ -139,6 +139,18 @@ def test_the_noise_of_scores_is_that_of_their_sensitivity(tmp_path: Path):
     assert score_noise_of(Budget(epsilon=math.inf), tmp_path, most=9, epsilon=math.inf).deviation == 0.0
 
 
+@pytest.mark.parametrize(("metric", "examples"), [("accuracy", 20), ("balanced_accuracy", 1)])
+def test_one_example_moves_a_mean_alone_by_its_share(metric: str, examples: int, tmp_path: Path):
+    policy = Policy(disclose=("scores",), max_evaluations=9, scores_epsilon=0.5)
+    client = private_client(tmp_path, policy, level="example", task=Task(metrics=[metric]))
+    assert client._fewest_scored() == 20
+    scores = client._closed_scores(Budget(epsilon=8.0, level="example"))
+    assert scores is not None
+    assert scores.noise is not None
+    whole = score_noise_of(Budget(epsilon=1.0), tmp_path, most=9, epsilon=0.5)
+    assert scores.noise.deviation == pytest.approx(whole.deviation / examples)
+
+
 def test_scores_that_the_budget_does_not_allow_stay(tmp_path: Path):
     client = private_client(tmp_path, Policy(disclose=("scores",), scores_epsilon=9.0, max_evaluations=1), epsilon=1.0)
     with pytest.raises(PrivacyError, match=BUDGET_SPENT):
@@ -279,7 +291,10 @@ def test_a_method_that_needs_sketches_says_so_at_start_and_runs_where_clients_di
     run = secure_run(CFL_OF_TWO, {"disclose": "sketch", "min-group": 2}, **settings)
     assert len(run.tree.leaves) == 2
     assert run.config["signature"]["kind"] == "signs"
-    assert "CFL needs more of each client than sums (sketch: the signs of 46 random projections of each" in caplog.text
+    assert (
+        "this run of CFL needs more of each client than sums (sketch: the signs of 46 random projections of each"
+        in caplog.text
+    )
     assert 'takes part only with disclose="sketch" in its node config' in caplog.text
     with pytest.raises(UpdateError, match=r'none of 6 clients answers the question .train.*set disclose="sketch"'):
         secure_run(CFL_OF_TWO, {}, **{**settings, "rounds": 1})

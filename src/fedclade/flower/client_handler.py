@@ -43,7 +43,7 @@ from fedclade.data import DataSchema, Federation
 from fedclade.flower import descriptors, wire
 from fedclade.flower.asked import maker_of, read_patterns, read_signs, read_sketch
 from fedclade.flower.booking import privatizing_of, score_noise_of
-from fedclade.flower.closed_scores import ClosedScores
+from fedclade.flower.closed_scores import ClosedScores, is_mean
 from fedclade.flower.keys import Key
 from fedclade.flower.kinds import KINDS
 from fedclade.flower.models_sent import models_of_mixture, read_mixture
@@ -169,9 +169,13 @@ class ClientHandler:
                 "begin with one in [0, 1], such as 'accuracy'"
             )
         most, epsilon = self._policy.most_scores(private=True), self._policy.scores_epsilon
-        fewest = min([len(rows) for rows in (self._data.test, self._data.validation) if len(rows)], default=1)
-        noise = score_noise_of(budget, self._folder, most=most, epsilon=epsilon, examples=fewest)
+        examples = self._fewest_scored() if is_mean(metric, self._trainer.task.kind) else 1
+        noise = score_noise_of(budget, self._folder, most=most, epsilon=epsilon, examples=examples)
         return ClosedScores(metric, noise)
+
+    def _fewest_scored(self) -> int:
+        """Return how many examples it is scored on at least."""
+        return min([len(rows) for rows in (self._data.test, self._data.validation) if len(rows)], default=1)
 
     def answer(self, content: Content, state: RecordDict | None = None, key: Key | None = None) -> RecordDict:
         """Return the reply to a query, which counts in the client's policy as soon as the query is accepted.

@@ -13,8 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedclade.channel import system_normal
-from fedclade.core import Evaluation
+from fedclade.core import ConfigError, Evaluation, TaskKind
 from fedclade.tasks import Metric
+
+ONE_TARGET: tuple[TaskKind, ...] = ("classification", "binary")
+"""Tasks in which each example has one target, so that none weighs more than another in a mean."""
 
 DIGITS = 2
 """Of a score that is disclosed."""
@@ -65,6 +68,8 @@ class ClosedScores:
         self.noise.book(models)
         try:
             exact = evaluate().scores[:, 0].tolist()
+        except ConfigError:  # which the question alone causes
+            raise
         except Exception:
             _log.exception("evaluation failed; the scores are noise alone, since a missing one would reveal data")
             exact = [0.0] * models
@@ -79,3 +84,8 @@ class ClosedScores:
         if not math.isfinite(score):
             return score
         return round(score, DIGITS) if self.metric.share else float(f"{score:.{DIGITS}g}")
+
+
+def is_mean(metric: Metric, kind: TaskKind) -> bool:
+    """Return whether a score is a mean over examples of numbers in [0, 1], which one of n moves by 1/n at most."""
+    return metric.share and metric.terms is not None and metric.final is None and kind in ONE_TARGET

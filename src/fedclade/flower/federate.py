@@ -229,7 +229,8 @@ def federate(
     if network.secure_aggregation:
         settings = with_signs(settings)
         check_sums(settings, algorithm, len(joined))
-        if disclosed := announcement(settings, algorithm):
+        weighs = settings.task.class_weights == "balanced"
+        if disclosed := announcement(settings, algorithm, statistics=registry.scaled or weighs):
             _log.warning(disclosed)
     task = settings.task.of(joined.schema)
     registry.check_task(task.described)

@@ -15,6 +15,7 @@ REVEALS = {
         "the signs of {dim} random projections of each update that is compared: {dim} bits of it, and cosines between "
         "clients to about {error:.2f}"
     ),
+    "statistics": "means and squares of each client's inputs, and how many examples of each label it has",
     "subspaces": "directions of each client's inputs, which are close to their means",
 }
 """What a name of a policy's ``disclose`` stands for."""
@@ -27,21 +28,24 @@ def with_signs(settings: RunSettings) -> RunSettings:
     return replace(settings, signature=replace(settings.signature, kind="signs"))
 
 
-def disclosures_of(settings: RunSettings, algorithm: Algorithm) -> dict[str, str]:
-    """Return what single clients must disclose in a run of sums: what it reveals, by its name in ``disclose``."""
-    names = [*([SKETCH] if algorithm.compares else []), *algorithm.discloses]
+def disclosures_of(settings: RunSettings, algorithm: Algorithm, *, statistics: bool = False) -> dict[str, str]:
+    """Return what single clients must disclose in a run of sums: what it reveals, by its name in ``disclose``.
+
+    With ``statistics`` inputs are scaled, or labels weighted, by what all clients' examples come to.
+    """
+    names = [*([SKETCH] if algorithm.compares else []), *algorithm.discloses, *(["statistics"] if statistics else [])]
     dim = settings.signature.dim
     return {name: REVEALS.get(name, name).format(dim=dim, error=math.pi / (2 * math.sqrt(dim))) for name in names}
 
 
-def announcement(settings: RunSettings, algorithm: Algorithm) -> str:
+def announcement(settings: RunSettings, algorithm: Algorithm, *, statistics: bool = False) -> str:
     """Return what the server says at the start of a run whose clients disclose something beside sums, or nothing."""
-    disclosed = disclosures_of(settings, algorithm)
+    disclosed = disclosures_of(settings, algorithm, statistics=statistics)
     if not disclosed:
         return ""
     told = "; ".join(f"{name}: {what}" for name, what in disclosed.items())
     return (
-        f"{type(algorithm).__name__} needs more of each client than sums ({told}); a client with "
+        f"this run of {type(algorithm).__name__} needs more of each client than sums ({told}); a client with "
         f'secure-aggregation=true takes part only with disclose="{" ".join(disclosed)}" in its node config'
     )
 
