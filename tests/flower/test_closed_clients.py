@@ -147,7 +147,7 @@ def test_one_example_moves_a_mean_alone_by_its_share(metric: str, is_a_mean: boo
     assert scores is not None
     assert scores.noise is not None
     whole = score_noise_of(Budget(epsilon=1.0), tmp_path, most=9, epsilon=0.5)
-    examples = len(client._data.test) if is_a_mean else 1
+    examples = client._fewest_scored() if is_a_mean else 1
     assert scores.noise.deviation == pytest.approx(whole.deviation / examples)
 
 
