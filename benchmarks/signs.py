@@ -48,8 +48,17 @@ def main() -> None:
         for name, (make, rounds) in METHODS.items():
             cells: list[str] = []
             for signature in SIGNATURES.values():
-                settings = {"rounds": rounds, "seed": seed, "signature": signature, "local": local}
-                run = fedclade.simulate(make(), "mclr", data, evaluate_every=100, progress=False, **settings)
+                run = fedclade.simulate(
+                    make(),
+                    "mclr",
+                    data,
+                    rounds=rounds,
+                    seed=seed,
+                    signature=signature,
+                    local=local,
+                    evaluate_every=100,
+                    progress=False,
+                )
                 found = run.summary["clusters"]
                 cells.append(f"{found['ari']:.2f} ({found['found']})")
             print(f"{name:<10}", *(f"{cell:>18}" for cell in cells), flush=True)
