@@ -18,6 +18,7 @@ from fedclade import LocalTraining
 from fedclade.algorithms import ALGORITHMS, CFL, FLUX, IFCA, PACFL, FedAvg, FedDrift, FlexCFL, build_algorithm, drifting
 from fedclade.channel.ledger import Budget
 from fedclade.channel.privacy import DifferentialPrivacy
+from fedclade.channel.signature import Sketch
 from fedclade.core.errors import ConfigError, FedcladeError, PolicyError, UpdateError
 from fedclade.core.updates import Updates
 from fedclade.flower import LocalGrid, LocalNode, wire
@@ -211,8 +212,8 @@ def test_two_processes_that_answer_for_a_client_share_its_limits(tmp_path: Path)
     first, second = (handler_of(folder=tmp_path, policy=policy) for _ in range(2))
     trained = second._trained  # pyright: ignore[reportPrivateUsage]
 
-    def overtaken(content: Content, state: RecordDict | None) -> Updates:
-        updates = trained(content, state)
+    def overtaken(content: Content, state: RecordDict | None, sketch: Sketch | None = None) -> Updates:
+        updates = trained(content, state, sketch)
         ask(first)
         return updates
 

@@ -75,6 +75,11 @@ class IFCA(OneCohort[IFCAState]):
         )
 
     @property
+    def asks_for_gradients(self) -> bool:
+        """Whether clients send gradients in place of updates."""
+        return self.average == "gradients"
+
+    @property
     def needs_updates(self) -> bool:
         """Whether a step works on the updates of single clients."""
         return False

@@ -62,6 +62,7 @@ class PACFL(Algorithm[State]):
     """
 
     asks_for = "subspaces of their data"
+    discloses = ("subspaces",)
     clusters_from = "n_clusters"
 
     vectors: int = 3

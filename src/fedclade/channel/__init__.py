@@ -24,7 +24,7 @@ from fedclade.channel.example_privacy import (
     sampling_rate,
 )
 from fedclade.channel.faults import FaultInjection, Faults
-from fedclade.channel.ledger import Budget, Ledger
+from fedclade.channel.ledger import SENSITIVITY, Budget, Ledger, multiplier_for
 from fedclade.channel.limits import Limiting
 from fedclade.channel.lying import Lying
 from fedclade.channel.middleware import Channel, Middleware
@@ -45,6 +45,7 @@ from fedclade.channel.signature import (
     Permuting,
     Selection,
     Signature,
+    SignSketch,
     Sketch,
     Sketching,
 )
@@ -56,6 +57,7 @@ from fedclade.channel.withholding import Withholding, refusal
 __all__ = [
     "AWAY",
     "ENCODINGS",
+    "SENSITIVITY",
     "Absence",
     "Adversary",
     "Aggregating",
@@ -85,6 +87,7 @@ __all__ = [
     "Replicating",
     "Retrying",
     "Selection",
+    "SignSketch",
     "Signature",
     "Sketch",
     "Sketching",
@@ -106,6 +109,7 @@ __all__ = [
     "encoded_bytes",
     "keyed_noise",
     "mechanism_of",
+    "multiplier_for",
     "noisy_steps",
     "privatizing",
     "received",

@@ -42,7 +42,17 @@ from fedclade.clustering.routing import (
 )
 from fedclade.clustering.sampling import to_nearest_mean
 from fedclade.clustering.separation import gamma_bound, highest_cross, lowest_intra, separation_gap
-from fedclade.clustering.similarity import METRICS, Distances, Labels, Similarity, cosine_similarity, cosines, distances
+from fedclade.clustering.similarity import (
+    METRICS,
+    Distances,
+    Labels,
+    Similarity,
+    are_signs,
+    cosine_similarity,
+    cosines,
+    distances,
+    from_signs,
+)
 from fedclade.clustering.spanning_tree import single_linkage
 from fedclade.clustering.split_half import Finding, Replicates, find_clusters, gain, same_partition
 from fedclade.clustering.subspace_angles import angles
@@ -68,6 +78,7 @@ __all__ = [
     "all_of",
     "angles",
     "apart",
+    "are_signs",
     "cell_points",
     "centres_of_cells",
     "client_similarity",
@@ -82,6 +93,7 @@ __all__ = [
     "find_by_parts",
     "find_clusters",
     "fits_by_loss",
+    "from_signs",
     "gain",
     "gain_by_parts",
     "gamma_bound",

@@ -37,7 +37,7 @@ from fedclade.flower.grid_clients import GridClients
 from fedclade.flower.initial_models import drawn_by_clients
 from fedclade.flower.keys import read_keys
 from fedclade.flower.node_registry import NodeRegistry
-from fedclade.flower.secure.fits import check_sums
+from fedclade.flower.secure.fits import announcement, check_sums, with_signs
 from fedclade.flower.secure.setting import SecureAggregation
 from fedclade.flower.secure.terms import SecureRules
 from fedclade.runs import (
@@ -227,7 +227,11 @@ def federate(
     settings.check_algorithm(algorithm, len(joined))
     settings.check_enough(len(joined))
     if network.secure_aggregation:
-        check_sums(settings, algorithm)
+        settings = with_signs(settings)
+        check_sums(settings, algorithm, len(joined))
+        weighs = settings.task.class_weights == "balanced"
+        if disclosed := announcement(settings, algorithm, statistics=registry.scaled or weighs):
+            _log.warning(disclosed)
     task = settings.task.of(joined.schema)
     registry.check_task(task.described)
     metric_named(task.metrics, settings.chosen_by, "stop.metric")
@@ -244,6 +248,8 @@ def federate(
     data = {"name": joined.schema.data, "description": joined.description}
     config = config or settings.as_config(algorithm, task, "auto", data=data, model=name)
     config = {"network": network.described, **config, **settings.stopping_noted}
+    if network.secure_aggregation:
+        config["signature"] = asdict(settings.signature)
     _check_keeps_best(settings, algorithm, layout)
     every, fingerprint = settings.checkpoint_every, lambda: _fingerprint(joined.schema, layout)
     checkpointer = Checkpointer(path, config, every, fingerprint, finish=finish)

@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedclade.algorithms import ALGORITHMS
-from fedclade.channel import Budget, check_encoding, check_local
+from fedclade.channel import Budget, ExamplePrivacy, check_encoding, check_local
 from fedclade.config import SECTIONS, Config, TopLevel, check_config
 from fedclade.core import (
     ConfigError,
@@ -43,6 +43,7 @@ from fedclade.flower.client_app import NodeSettings, app_for, node_settings
 from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.federate import ModelFor, Network, federate
 from fedclade.flower.schema_exchange import Proposer, SchemaSharing
+from fedclade.flower.secure.fits import check_sums, with_signs
 from fedclade.flower.server_app import app_of, print_round
 from fedclade.models import Preset
 from fedclade.runs import Callback, Run, read_run_config
@@ -136,7 +137,11 @@ class RunConfig:
         ]
         if problems:
             raise ConfigError("\n".join(problems))
-        return cls(found[0], *found[1])
+        read = cls(found[0], *found[1])
+        if read.network.secure_aggregation:
+            config = read.config
+            check_sums(with_signs(config.settings), config.built_algorithm({}), config.data.get("clients") or 0)
+        return read
 
     def as_dict(self) -> dict[str, Any]:
         """Return the config with every default filled in, as a run folder has it."""
@@ -311,7 +316,8 @@ def client_app_from_config(imports: Sequence[str] = ()) -> ClientApp:
             raise DataError("a node of this app needs partition-id in its node config, to know whose data it has")
         privacy = check_local(read.config.privacy.mechanism)
         budget = budget_of(context)
-        sharing = SchemaSharing(settings["policy"], privacy is not None or budget is not None)
+        by_example = isinstance(privacy, ExamplePrivacy)
+        sharing = SchemaSharing(settings["policy"], privacy is not None or budget is not None, by_example)
         declared = agreed if is_declared else None
         data = sharing.encode(partial(_load, tuple(run_config.items()), folder, declared))
         if isinstance(data, TableSource):

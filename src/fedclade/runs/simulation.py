@@ -19,6 +19,7 @@ from fedclade.runs.backend import Backend, fitted_task
 from fedclade.runs.callbacks import Callback, Callbacks, OnRound, Stop
 from fedclade.runs.checkpointer import Checkpointer
 from fedclade.runs.churn import Churn, fingerprint
+from fedclade.runs.example_inputs import check_inputs_apart
 from fedclade.runs.history import History
 from fedclade.runs.models import Maker, model_name
 from fedclade.runs.progress import progress_shown
@@ -149,6 +150,7 @@ def simulate(
     settings.check_enough(len(federation))
     if settings.privacy and federation.pool.columns is not None and federation.pool.columns.are_scaled_together:
         raise refusal("sums of their data (standardize = 'federated')")
+    check_inputs_apart(settings.privacy, federation)
     if settings.needs_validation:
         check_validation(everybody, settings.needs_validation)
     task = fitted_task(settings, federation)

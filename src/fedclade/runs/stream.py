@@ -24,7 +24,7 @@ def decide_stream(settings: RunSettings, algorithm: Algorithm, size: int, budget
         return settings.stream
     if algorithm.needs_updates or settings.aggregate.is_robust or (size <= budget // SHARE_OF_UPDATES and not remote):
         return False
-    can = settings.signature.kind == "projected" or not algorithm.compares
+    can = settings.signature.kind != "full" or not algorithm.compares
     if not can and size > budget // SHARE_OF_UPDATES:
         _log.warning(
             "the updates of all clients take %.1f GB, the run may take %.1f GB; with signature.kind = 'projected' it "
