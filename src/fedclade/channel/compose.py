@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedclade.channel.aggregating import Aggregating
 from fedclade.channel.answering import Answering
 from fedclade.channel.limits import Limiting
-from fedclade.channel.lying import Lying
+from fedclade.channel.lying import Lying, LyingOfMeans
 from fedclade.channel.middleware import Middleware
 from fedclade.channel.replicates import Replicating, Unpacking
 from fedclade.channel.retry import Retrying
@@ -29,7 +29,8 @@ def client_side(
     """
     private = [*([privatizing] if privatizing else []), *([lying] if lying else [])]
     permuting = [Permuting(permutation)] if permutation else []
-    return [*private, *permuting, *([answering] if answering else []), Replicating(sketch)]
+    of_means = [LyingOfMeans(lying)] if lying else []
+    return [*private, *permuting, *([answering] if answering else []), Replicating(sketch), *of_means]
 
 
 def received(

@@ -192,6 +192,8 @@ class Config:
             del sections["aggregate"]
         if self.adversary == Adversary():
             del sections["adversary"]
+        else:
+            sections["adversary"] = self.adversary.described
         if self.stop == StopSection():
             del sections["stop"]
         if not self.newcomers.without_labels:  # which earlier versions did not know

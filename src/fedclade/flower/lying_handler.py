@@ -34,8 +34,9 @@ class LyingHandler(ClientHandler):
         self, federation: Federation, model: nn.Module | str | Maker, *, adversary: Adversary, **settings: Any
     ) -> None:
         kind, rule = adversary.kind, "one that needs no other clients, where each is alone"
+        is_adversary = bool(kind or adversary.lies)
         require(
-            ("adversary.kind", kind, bool(kind) and not adversary.knowing and adversary.cluster is None, rule),
+            ("adversary.kind", kind, is_adversary and not adversary.knowing and adversary.cluster is None, rule),
             ("adversary.sleeper", adversary.sleeper, not adversary.sleeper, "false over a network; set from_round"),
         )
         self._adversary = adversary
@@ -46,7 +47,7 @@ class LyingHandler(ClientHandler):
 
     def answer(self, content: Content, state: RecordDict | None = None, key: Key | None = None) -> RecordDict:
         """Return the answer to a query, which may be a lie from some round on; see :class:`ClientHandler`."""
-        if content.get("what", str) in ("train", "gradients", "masked"):
+        if content.get("what", str) in ("train", "gradients", "masked", "shifts"):
             self._lying.begin(content.get("round", int))
         return super().answer(content, state, key)
 
