@@ -190,6 +190,8 @@ class Config:
             del sections["presence"]
         if self.aggregate == Aggregation():  # which earlier versions did not know
             del sections["aggregate"]
+        else:
+            sections["aggregate"] = self.aggregate.described
         if self.adversary == Adversary():
             del sections["adversary"]
         else:

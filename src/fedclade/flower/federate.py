@@ -19,8 +19,10 @@ from fedclade.channel import (
     Channel,
     ExamplePrivacy,
     Limiting,
+    MatchingParts,
     Meter,
     Nothing,
+    OpposingUpdates,
     Retrying,
     Streaming,
     Timing,
@@ -275,7 +277,16 @@ def federate(
     compared = Nothing() if streams and sketch is None else sketch  # an algorithm that compares has one
     limiting = Limiting.within(limits, layout.n_parameters, lambda: joined.sizes)
     streaming = Streaming() if streams else None
-    arrival = server_side(retrying, compared, streaming, limiting, settings.aggregate)
+    opposed = settings.aggregate.looks_for_opposed(untrusted=True, clients_choose=algorithm.clients_choose)
+    arrival = server_side(
+        retrying,
+        compared,
+        streaming,
+        limiting,
+        settings.aggregate,
+        matching=MatchingParts(parted_by),
+        opposing=OpposingUpdates(settings.aggregate.byzantine) if opposed and not streams else None,
+    )
     middleware = [Timing(meter), *([retrying] if is_secure else arrival)]
     if registry.secret and not finish:
         drawn = drawn_by_clients(grid_clients, algorithm.initial_models)  # those of the server's seed are no secret
