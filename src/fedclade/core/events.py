@@ -157,6 +157,19 @@ class Buffered(Event):
     version: int
 
 
+@dataclass(frozen=True)
+class SetApart(_OfClients):
+    """Clients that are far from all others, by what they report of their data, became a cluster of their own.
+
+    ``distance`` is theirs from the others, and ``usual`` the distance that these have from those in other clusters.
+    """
+
+    kind = "set_apart"
+
+    distance: float
+    usual: float
+
+
 # Clusters
 
 
