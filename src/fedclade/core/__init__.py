@@ -70,6 +70,7 @@ from fedclade.core.events import (
     Stationary,
     Tested,
     TooFew,
+    Waiting,
 )
 from fedclade.core.files import (
     OWNER_ONLY,
@@ -254,6 +255,7 @@ __all__ = [
     "UpdateQuery",
     "Updates",
     "Withheld",
+    "Waiting",
     "Workers",
     "alone",
     "appear",

@@ -88,6 +88,15 @@ class Refused(Event):
     nodes: Mapping[int, str]
 
 
+@dataclass(frozen=True)
+class Waiting(Event):
+    """Nodes of the network wait for a later round, since as many newcomers as are allowed have joined lately."""
+
+    kind = "waiting"
+
+    nodes: tuple[int, ...]
+
+
 # Clients that do not answer
 
 
