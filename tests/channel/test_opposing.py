@@ -144,11 +144,13 @@ def test_over_a_network_it_acts_by_default():
 )
 def test_where_it_cannot_be_checked_it_is_refused(algorithm, settings, told):
     with pytest.raises(ConfigError, match=told):
-        simulate(algorithm, perceptron, federation_of([0, 0]), aggregate=Aggregation(leave_out_opposed=True), **settings)
+        simulate(
+            algorithm, perceptron, federation_of([0, 0]), aggregate=Aggregation(leave_out_opposed=True), **settings
+        )
 
 
 def test_another_value_is_refused():
-    with pytest.raises(ConfigError, match="aggregate.leave_out_opposed"):
+    with pytest.raises(ConfigError, match=r"aggregate\.leave_out_opposed"):
         Aggregation(leave_out_opposed="never")
 
 

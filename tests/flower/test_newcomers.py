@@ -129,7 +129,7 @@ def test_a_list_of_keys_is_no_crowd():
 
 
 def test_a_negative_share_is_refused():
-    with pytest.raises(ConfigError, match="network.newcomers should be at least 0, got -0.1"):
+    with pytest.raises(ConfigError, match=r"network\.newcomers should be at least 0, got -0.1"):
         Network(newcomers=-0.1)
     assert "newcomers" not in Network().described
     assert Network(newcomers=1.0).described["newcomers"] == 1.0

@@ -237,9 +237,7 @@ class FLUX(Algorithm[FLUXState]):
             tree = tree.with_members(leaves[nearest].id, [client], row.flatten()[None].to(members[0]))
         return tree, odd
 
-    def _plausible(
-        self, ids: Sequence[int], rows: Tensor, measure: Tensor
-    ) -> tuple[list[int], Tensor, list[Event]]:
+    def _plausible(self, ids: Sequence[int], rows: Tensor, measure: Tensor) -> tuple[list[int], Tensor, list[Event]]:
         """Return clients and descriptors without those whose numbers are far larger than the measure's, and the event.
 
         One descriptor of huge numbers would stretch the space of all, so that the others lie together.
@@ -251,7 +249,9 @@ class FLUX(Algorithm[FLUXState]):
             return list(ids), rows, []
         kept = [place for place, far in enumerate(is_far) if not far]
         why = {
-            client: f"a descriptor of numbers up to {size:.3g}, more than {FAR:g} times the median client's, {usual:.3g}"
+            client: (
+                f"a descriptor of numbers up to {size:.3g}, more than {FAR:g} times the median client's, {usual:.3g}"
+            )
             for client, size, far in zip(ids, sizes.tolist(), is_far, strict=True)
             if far
         }

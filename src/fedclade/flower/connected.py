@@ -45,8 +45,8 @@ class ConnectedClients(Channel, ComingAndGoing):
         if changes.postponed:
             events.append(Waiting(0, tuple(changes.postponed)))
             _log.warning(
-                "%d newcomers wait for a later round, as network.newcomers = %g allows no more at once; list the keys of "
-                "the clients in network.keys, or raise it",
+                "%d newcomers wait for a later round, as network.newcomers = %g allows no more at once; list the keys "
+                "of the clients in network.keys, or raise it",
                 len(changes.postponed),
                 self._registry.newcomers,
             )

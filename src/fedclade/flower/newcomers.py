@@ -33,9 +33,7 @@ class NewcomerLimit:
 
     share: float = math.inf
 
-    def room(
-        self, number: int, registered: Mapping[int, RegisteredClient], connected: Collection[int]
-    ) -> int | None:
+    def room(self, number: int, registered: Mapping[int, RegisteredClient], connected: Collection[int]) -> int | None:
         """Return how many more clients may join in a round; None if there is no limit.
 
         ``connected`` are nodes. Newcomers that have left count on, or others could take their places at once.
