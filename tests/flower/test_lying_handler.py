@@ -68,7 +68,7 @@ def test_a_false_statement_is_the_same_as_in_a_simulation(lie):
 
 @pytest.mark.parametrize("algorithm", [FLUX(th_round=-1.0, earliest=1, latest=1), FlexCFL(groups=2, by_label=True)])
 def test_flipped_labels_are_described_and_counted_as_in_a_simulation(algorithm):
-    simulated, run = both(Adversary(kind="label_flip", share=0.2, from_round=2), algorithm)
+    simulated, run = both(Adversary(kind="label_flip", share=0.2), algorithm)
     assert [node.members for node in run.tree.nodes] == [node.members for node in simulated.tree.nodes]
     for mine, theirs in zip(run.tree.nodes, simulated.tree.nodes, strict=True):
         torch.testing.assert_close(mine.model, theirs.model, rtol=1e-5, atol=1e-6)

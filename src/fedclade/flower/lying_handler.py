@@ -27,7 +27,8 @@ class LyingHandler(ClientHandler):
     """A :class:`ClientHandler` that is an adversary, whatever its ``share``.
 
     It knows no other client, so it can neither go by their updates, nor see when its cluster has gone apart; and γ of
-    its backdoor is 1 by default. A ConfigError says so.
+    its backdoor is 1 by default. A ConfigError says so. Queries for scores, subspaces and descriptors name no round: its
+    answers to them are false once it has trained in the round that it begins in, or from the start if that is the first.
     """
 
     def __init__(
@@ -44,6 +45,8 @@ class LyingHandler(ClientHandler):
         self._lying.begin(1)
         super().__init__(federation, model, **settings)
         self._client_side = partial(self._client_side, lying=self._lying)
+        if self._sums is not None:  # which were those of an honest client until now
+            self._sums = self._clients().ask(self._trainer.needs)
 
     def answer(self, content: Content, state: RecordDict | None = None, key: Key | None = None) -> RecordDict:
         """Return the answer to a query, which may be a lie from some round on; see :class:`ClientHandler`."""
