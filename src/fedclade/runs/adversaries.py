@@ -140,6 +140,7 @@ class Adversaries:
         alone, mixed, beside = self._where(tree)
         return {
             "kind": self.settings.kind,
+            **({"lies": list(self.settings.lies)} if self.settings.lies else {}),
             "ids": sorted(self.lying.liars),
             "scores": scores,
             "clusters": {"of_adversaries": alone, "of_both": mixed, "adversaries_with_honest": beside},
