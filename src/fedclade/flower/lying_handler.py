@@ -27,8 +27,9 @@ class LyingHandler(ClientHandler):
     """A :class:`ClientHandler` that is an adversary, whatever its ``share``.
 
     It knows no other client, so it can neither go by their updates, nor see when its cluster has gone apart; and γ of
-    its backdoor is 1 by default. A ConfigError says so. Queries for scores, subspaces and descriptors name no round: its
-    answers to them are false once it has trained in the round that it begins in, or from the start if that is the first.
+    its backdoor is 1 by default. A ConfigError says so. Queries for scores, subspaces and descriptors name no round:
+    its answers to them are false once it has trained in the round that it begins in, or from the start if that is the
+    first.
     """
 
     def __init__(
