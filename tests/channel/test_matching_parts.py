@@ -53,6 +53,11 @@ def test_honest_updates_match_under_a_permutation():
     assert not sent(permutation=Permutation(7, D, D)).left_out
 
 
+def test_what_travels_in_float32_matches_in_a_model_of_float64():
+    assert not sent(spoil=lambda deltas: deltas.float().double()).left_out
+    assert sent(spoil=lambda deltas: deltas.double(), adversary=FALSE_MEAN).left_out.keys() == {2}
+
+
 def test_a_false_mean_is_left_out():
     found = sent(adversary=FALSE_MEAN)
     assert found.left_out.keys() == {2}

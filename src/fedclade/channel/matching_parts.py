@@ -51,12 +51,14 @@ class MatchingParts(Middleware):
     def _matching(self, updates: Updates, size: int, this_round: Round) -> Updates:
         left_out: dict[int, str] = {}
         counts = updates.sizes.tolist()
+        # Over a network updates travel in float32, whatever the model is in.
+        unit = max(torch.finfo(updates.required_deltas.dtype).eps, torch.finfo(torch.float32).eps)
         for client, sent, count in zip(updates.ids, updates.required_deltas, counts, strict=True):
             signatures = sent[size:].view(this_round.replicates, -1).double()
             difference = self._difference(sent[: updates.n_parameters], signatures, shares_of(this_round, int(count)))
             length = float(signatures.norm(dim=1).mean())
             spread = math.sqrt(max(1.0, updates.n_parameters / max(1, signatures.shape[1])))
-            bound = ROUNDING * torch.finfo(sent.dtype).eps * spread * length
+            bound = ROUNDING * unit * spread * length
             if not difference <= bound:  # NaN is not less than anything
                 left_out[client] = (
                     f"its update is not the mean of those of its parts: their signatures differ by {difference:.3g}, "
