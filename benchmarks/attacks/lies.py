@@ -113,18 +113,20 @@ def undefended() -> Iterator[None]:
 def run(method: str, attack: Attack | None, *, defended: bool = True) -> Run:
     """Run a method over the grid, with an attack on it if there is one."""
     honest = client_app("mclr", data_of, device="cpu")
-    adversaries = None if attack is None else client_app("mclr", data_of, device="cpu", adversary=attack.adversary)
+    adversary = None if attack is None else attack.adversary
+    attacking = client_app("mclr", data_of, device="cpu", adversary=adversary)
     joins = attack is not None and attack.joins
     nodes: dict[int, LocalNode] = {}
     for client in range(CLIENTS):
-        app = adversaries if adversaries and not joins and client == ADVERSARY else honest
+        is_adversary = attack is not None and not joins and client == ADVERSARY
+        app = attacking if is_adversary else honest
         nodes[100 + client] = LocalNode(app, {"data": client, "partition-id": client, **NODE_CONFIG})
     grid = LocalGrid(nodes)
 
     def after(row: Mapping[str, Any], tree: object) -> None:
         if joins and row["round"] == JOIN_AFTER:
             for k in range(SYBILS):
-                grid.nodes[500 + k] = LocalNode(adversaries, {"data": k, "partition-id": 1000 + k, **NODE_CONFIG})
+                grid.nodes[500 + k] = LocalNode(attacking, {"data": k, "partition-id": 1000 + k, **NODE_CONFIG})
 
     return federate(
         grid,

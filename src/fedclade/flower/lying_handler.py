@@ -46,7 +46,7 @@ class LyingHandler(ClientHandler):
         self._lying.begin(1)
         super().__init__(federation, model, **settings)
         self._client_side = partial(self._client_side, lying=self._lying)
-        if self._sums is not None:  # which were those of an honest client until now
+        if self._trainer.needs_all:  # its sums were those of an honest client until now
             self._sums = self._clients().ask(self._trainer.needs)
 
     def answer(self, content: Content, state: RecordDict | None = None, key: Key | None = None) -> RecordDict:
