@@ -7,10 +7,21 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedclade import IFCA, Adversary, Aggregation, ConfigError, LocalTraining, Signature, load_federation, simulate
+from fedclade import (
+    IFCA,
+    Adversary,
+    Aggregation,
+    ConfigError,
+    LocalTraining,
+    RunSettings,
+    Signature,
+    load_federation,
+    simulate,
+)
 from fedclade.channel import Channel, OpposingUpdates, Streaming
 from fedclade.channel.opposing import COMPARED_WITH
 from fedclade.core import Round
+from fedclade.flower.secure.fits import check_sums
 from tests.flower.grids import app_of, federated, grid_of, network_of, node_of, reasons
 from tests.tiny import ScriptedClients, federation_of, perceptron
 
@@ -147,6 +158,13 @@ def test_where_it_cannot_be_checked_it_is_refused(algorithm, settings, told):
         simulate(
             algorithm, perceptron, federation_of([0, 0]), aggregate=Aggregation(leave_out_opposed=True), **settings
         )
+
+
+def test_where_the_server_has_sums_alone_it_is_refused():
+    settings = RunSettings(aggregate=Aggregation(leave_out_opposed=True))
+    with pytest.raises(ConfigError, match="leave_out_opposed = true needs the updates of single clients; leave it out"):
+        check_sums(settings, IFCA(clusters=2))
+    check_sums(RunSettings(), IFCA(clusters=2))
 
 
 def test_another_value_is_refused():
