@@ -53,6 +53,9 @@ class Algorithm(ABC, Generic[S]):
         :class:`~fedclade.models.Parts`.
     clusters_from
         The hyper-parameter that says how many clusters there are, at most as many as clients; empty if none does.
+    clients_choose
+        Whether each client itself states which cluster's model it trains, as by the lowest loss; see
+        :attr:`Aggregation.leave_out_opposed <fedclade.Aggregation>`.
     is_soft
         Whether every client belongs to all clusters, each to some degree: its leaf is where it belongs most.
     summary
@@ -74,6 +77,7 @@ class Algorithm(ABC, Generic[S]):
     personal: ClassVar[Literal["", "head", "body", "norm"]] = ""
     clusters_from: ClassVar[str] = ""
     simulated: ClassVar[str] = ""
+    clients_choose: ClassVar[bool] = False
     is_soft: ClassVar[bool] = False
     summary: ClassVar[str] = ""
     citation: ClassVar[str] = ""

@@ -60,6 +60,7 @@ class IFCA(OneCohort[IFCAState]):
     state_type = IFCAState
     clusters_from = "clusters"
     asks_for = "training losses"
+    clients_choose = True
 
     clusters: int = 2
     average: Literal["models", "gradients"] = "models"

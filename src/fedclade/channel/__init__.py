@@ -27,7 +27,9 @@ from fedclade.channel.faults import FaultInjection, Faults
 from fedclade.channel.ledger import SENSITIVITY, Budget, Ledger, multiplier_for
 from fedclade.channel.limits import Limiting
 from fedclade.channel.lying import Lying
+from fedclade.channel.matching_parts import MatchingParts
 from fedclade.channel.middleware import Channel, Middleware
+from fedclade.channel.opposing import OpposingUpdates
 from fedclade.channel.privacy import (
     DifferentialPrivacy,
     Privatizing,
@@ -74,11 +76,13 @@ __all__ = [
     "Ledger",
     "Limiting",
     "Lying",
+    "MatchingParts",
     "Mechanism",
     "Meter",
     "Middleware",
     "NoisySums",
     "Nothing",
+    "OpposingUpdates",
     "Permutation",
     "Permuting",
     "PrivateExamples",

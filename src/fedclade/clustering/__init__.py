@@ -15,6 +15,7 @@ from fedclade.clustering.descriptors import (
     to_nearest_descriptor,
     without_labels,
 )
+from fedclade.clustering.far_branches import FarGroup, far_groups
 from fedclade.clustering.linkage import LINKAGES, Merges, agglomerate, cut, cut_height, n_clusters_by_gap, where_to_cut
 from fedclade.clustering.part_similarity import (
     VIEWS,
@@ -66,6 +67,7 @@ __all__ = [
     "Assignment",
     "DescriptorSpace",
     "Distances",
+    "FarGroup",
     "Finding",
     "Labels",
     "Merges",
@@ -90,6 +92,7 @@ __all__ = [
     "directions",
     "distances",
     "epsilon_by_knee",
+    "far_groups",
     "find_by_parts",
     "find_clusters",
     "fits_by_loss",

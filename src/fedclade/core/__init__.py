@@ -66,9 +66,11 @@ from fedclade.core.events import (
     Rejected,
     Restart,
     Retried,
+    SetApart,
     Stationary,
     Tested,
     TooFew,
+    Waiting,
 )
 from fedclade.core.files import (
     OWNER_ONLY,
@@ -239,6 +241,7 @@ __all__ = [
     "Rule",
     "RunError",
     "RunInterrupted",
+    "SetApart",
     "ShiftQuery",
     "Slot",
     "Split",
@@ -256,6 +259,7 @@ __all__ = [
     "UpdateError",
     "UpdateQuery",
     "Updates",
+    "Waiting",
     "Withheld",
     "Workers",
     "alone",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -157,6 +157,9 @@ def simulate(
     metric_named(task.metrics, settings.chosen_by, "stop.metric")
     (adversary or Adversary()).check_stream(settings.stream, central=settings.is_central)
     adversaries = Adversaries.drawn(adversary, everybody, task, settings.seed)
+    if adversaries is not None:
+        task = fitted_task(settings, federation, adversaries)
+        adversaries = replace(adversaries, task=task)
     target = target_of(settings, task)
     config = config or settings.as_config(
         algorithm,
@@ -167,7 +170,7 @@ def simulate(
         faults=asdict(faults or Faults()),
         newcomers={"clients": newcomers, "join_round": presence.join_round, "leave_round": presence.leave_round},
         **({} if presence.trace is None else {"presence": presence.of_trace}),
-        **({"adversary": asdict(adversary)} if adversary else {}),
+        **({"adversary": adversary.described} if adversary else {}),
     )
     config = {**config, "tf32": tf32, **settings.stopping_noted}
     every = settings.checkpoint_every

@@ -79,6 +79,8 @@ def check_sums(settings: RunSettings, algorithm: Algorithm, clients: int = 0) ->
     if settings.aggregate.is_robust:
         rule = settings.aggregate.rule
         problems.append(f"aggregate.rule = {rule!r} needs the updates of single clients; leave it out")
+    if settings.aggregate.leave_out_opposed is True:
+        problems.append("aggregate.leave_out_opposed = true needs the updates of single clients; leave it out")
     if settings.aggregate.clip_above not in ("auto", math.inf):
         problems.append("nobody can shorten an update that is part of a sum; leave aggregate.clip_above out")
     if settings.stream is False:
