@@ -92,7 +92,8 @@ class ClientHandler:
         self._number, self._folder, self._secret = number, folder, secret
         self._encoding = encoding_digest(federation.pool, agreed)
         self._policy, self._usage_log = policy or Policy(), UsageLog(folder)
-        self._member = Member(self._policy, peers)
+        self._policy.check_keys_known(peers is not None)
+        self._member = Member(self._policy, peers, folder)
         self._imports = {*self._policy.imports, *([model] if isinstance(model, str) else [])}
         module, parts = self._make(seed), parts or Parts()
         note_unsent_buffers(module, federation.pool.schema)
@@ -158,8 +159,11 @@ class ClientHandler:
             "shifts": self._shifts,
             "descriptors": self._descriptors,
             "keys": lambda content: member.keys(content, state, key),
-            "shares": lambda content: member.shares(content, state),
-            "masked": lambda _: member.masked(whole, state, self._trained_for_sum, self._layout.n_parameters),
+            "shares": lambda content: member.shares(content, state, key),
+            "masked": lambda _: member.masked(
+                whole, state, key, train=self._trained_for_sum, n_parameters=self._layout.n_parameters
+            ),
+            "agree": lambda content: member.agree(content, state, key),
             "unmask": lambda content: member.unmask(content, state),
         }
         kind = content.get("what", str)

@@ -100,11 +100,11 @@ class Network:
         Whether the server gets sums of updates alone, one for each cluster (:mod:`fedclade.flower.secure`).
     secure_fewest
         A sum is of so many clients at least; smaller clusters keep their model.
-    secure_threshold
-        Share of a sum's clients that must stay for it to be had, above one half: the more, the more have to collude
-        with the server to see an update.
+    secure_colluders
+        With how many clients of a sum the server may collude, and learn nothing but the sum of the others: more than
+        half of all clients and these must stay for it to be had.
     secure_neighbours
-        How many others each client shares masks with; 0 for all.
+        To how many others each client deals shares of its secrets, in sums of more than 64 clients; 0 for all.
     secure_clip
         Largest magnitude of an entry of an update; what is larger is cut off.
 
@@ -122,8 +122,8 @@ class Network:
     largest_weight: float = 2.0
     largest_norm: float = 20.0
     secure_aggregation: bool = False
-    secure_fewest: int = 3
-    secure_threshold: float = 0.66
+    secure_fewest: int = 4
+    secure_colluders: int = 1
     secure_neighbours: int = 0
     secure_clip: float = 8.0
 
@@ -141,7 +141,7 @@ class Network:
     @property
     def rules(self) -> SecureRules:
         """The rules of secure aggregation."""
-        return SecureRules(self.secure_fewest, self.secure_threshold, self.secure_neighbours, self.secure_clip)
+        return SecureRules(self.secure_fewest, self.secure_colluders, self.secure_neighbours, self.secure_clip)
 
     @property
     def described(self) -> dict[str, Any]:

@@ -21,7 +21,9 @@ EXAMPLES_A_PARTING = 4  # training examples for each time that a client parts it
 
 _NAMES = {"allow": "names of questions", "imports": "names such as 'my_models:resnet'"}
 
-_FLAGS = ("secure-aggregation", "share-schema")
+_FLAGS = ("secure-aggregation", "share-schema", "trust-server-keys")
+
+_LOWEST = {"max_clear": 0, "max_colluders": 0, "min_honest": 2}
 
 _IN_ALL = {
     "max_releases": "updates in all",
@@ -57,7 +59,9 @@ class Policy:
     max_releases: int = 5_000  # updates that leave, in all
     max_evaluations: int = 50_000  # models that are scored, or trained for the client itself, in all
     secure_aggregation: bool = False  # whether updates leave under masks alone, for a sum
-    min_group: int = 3  # fewest clients of a sum that an update may be part of
+    max_colluders: int = 1  # clients of a sum that may collude with the server, without learning more than the sum
+    min_honest: int = 3  # fewest other clients of a sum, and this one, that do not
+    trust_server_keys: bool = False  # whether others' keys may come from the server: no guarantee if it lies
     share_schema: bool | None = None  # whether categories, labels and words leave; None: without differential privacy
     max_clear: int | None = None  # numbers that leave beside a masked update, as sketches do; None: D / CLEAR_SHARE
 
@@ -67,7 +71,7 @@ class Policy:
             raise ConfigError("\n".join(problems))
         texts = {*_NAMES, *(flag.replace("-", "_") for flag in _FLAGS)}
         limits = {name: value for name, value in asdict(self).items() if name not in texts and value is not None}
-        lowest = {name: 0 if name in _IN_ALL or name == "max_clear" else 1 for name in limits}
+        lowest = {name: _LOWEST.get(name, 0 if name in _IN_ALL else 1) for name in limits}
         require(*((_key(n), value, value >= lowest[n], f"at least {lowest[n]}") for n, value in limits.items()))
 
     @classmethod
@@ -91,6 +95,11 @@ class Policy:
             elif key in names:
                 kind = "true or false" if key in _FLAGS else "a whole number"
                 problems.append(f"{key} in the node config should be {kind}, got {shown(value)}")
+            elif key == "min-group":
+                problems.append(
+                    "min-group in the node config is gone: a sum is of at least max-colluders + min-honest clients; "
+                    "set these"
+                )
             elif key.startswith(("max-", "min-")):
                 problems.append(unknown("limit in the node config:", key, names.keys() - {*_NAMES, *_FLAGS}))
         if problems:
@@ -111,12 +120,31 @@ class Policy:
                 "network.secure_aggregation = true in the run config"
             )
 
-    def check_group(self, clients: int) -> None:
-        """Check of how many clients a sum is that an update should be part of."""
-        if clients < self.min_group:
+    def check_keys_known(self, has_peers: bool) -> None:
+        """Check that a client that insists on sums knows the others' keys; a ConfigError otherwise."""
+        if self.secure_aggregation and not has_peers and not self.trust_server_keys:
+            raise ConfigError(
+                "secure-aggregation=true in the node config needs a peers-file, a list of the other clients' keys from "
+                "elsewhere than from the server, which could otherwise play them all; or set trust-server-keys=true, "
+                "which protects from no server that lies"
+            )
+
+    def check_colluders(self, colluders: int) -> None:
+        """Check with how many colluding clients a sum is to cope."""
+        if colluders < self.max_colluders:
             raise PolicyError(
-                f"this client takes part in sums of at least {self.min_group} clients (min-group in its node config), "
-                f"and is asked for one of {clients}"
+                f"this client takes part in sums that cope with {self.max_colluders} colluding clients (max-colluders "
+                f"in its node config), and is asked for one that copes with {colluders}; set "
+                f"network.secure_colluders = {self.max_colluders}"
+            )
+
+    def check_group(self, clients: int, colluders: int) -> None:
+        """Check of how many clients a sum is that an update should be part of."""
+        least = colluders + self.min_honest
+        if clients < least:
+            raise PolicyError(
+                f"this client takes part in sums of at least {least} clients (min-honest in its node config, and "
+                f"{colluders} that may collude), and is asked for one of {clients}"
             )
 
     def check_clear(self, count: int, n_parameters: int) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Array, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from fedclade import LocalTraining
@@ -18,8 +19,10 @@ from fedclade.flower import wire
 from fedclade.flower.keys import Key
 from fedclade.flower.models_sent import ModelsSent, training_values
 from fedclade.flower.policy import Policy
+from fedclade.flower.secure.kept import Kept
 from fedclade.flower.secure.member import Member
 from fedclade.flower.secure.rounds import secure_updates
+from fedclade.flower.secure.secrets import digest_of_numbers
 from fedclade.flower.secure.setting import Members, SecureAggregation
 from fedclade.flower.secure.terms import SecureRules
 from fedclade.flower.wire import Content
@@ -27,7 +30,7 @@ from fedclade.flower.wire import Content
 D, S = 40, 42
 """Parameters, and entries with two buffers."""
 
-RULES = SecureRules(fewest=3, threshold=0.66, neighbours=0, clip=8.0)
+RULES = SecureRules(fewest=3, colluders=1, neighbours=0, clip=8.0)
 
 
 @dataclass
@@ -37,23 +40,25 @@ class Party:
     client: int
     size: int = 10
     beside: int = 0
-    policy: Policy = field(default_factory=Policy)
+    policy: Policy = field(default_factory=lambda: Policy(min_honest=2))
     peers: Mapping[str, int] | None = None
     key: Key = field(default_factory=Key.new)
     state: RecordDict = field(default_factory=RecordDict)
+    folder: Path | None = None
 
     @property
     def update(self) -> Tensor:
         return torch.randn(S, generator=torch.Generator().manual_seed(self.client))
 
     def answer(self, content: Content) -> RecordDict:
-        member = Member(self.policy, self.peers)
+        member = Member(self.policy, self.peers, self.folder)
         kind = content.get("what", str)
-        if kind == "keys":
-            return member.keys(content, self.state, self.key)
         if kind == "masked":
-            return member.masked(content, self.state, self._train, D)
-        return (member.shares if kind == "shares" else member.unmask)(content, self.state)
+            return member.masked(content, self.state, self.key, train=self._train, n_parameters=D)
+        if kind == "unmask":
+            return member.unmask(content, self.state)
+        answers = {"keys": member.keys, "shares": member.shares, "agree": member.agree}
+        return answers[kind](content, self.state, self.key)
 
     def _train(self, content: Content) -> Updates:
         assert content.get("what", str) == "train"
@@ -75,6 +80,7 @@ class Room:
 
     parties: dict[int, Party]
     spoilt: dict[tuple[int, str], Spoil] = field(default_factory=dict[tuple[int, str], Spoil])
+    sums: int = 0
     asked: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     seeds: dict[int, bytes] = field(default_factory=dict[int, bytes])
     questions: dict[tuple[int, str], Content] = field(default_factory=dict[tuple[int, str], Content])
@@ -103,7 +109,7 @@ class Room:
             self.questions[client, what] = question
             try:
                 answer = self.parties[client].answer(question)
-                if what == "masked":
+                if what == "shares":
                     self.seeds[client] = self.parties[client].state.config_records["fedclade.secure"]["seed"]  # pyright: ignore
                 spoilt = self.spoilt.get((client, what), lambda honest: honest)(answer)
                 if spoilt is None:
@@ -118,6 +124,19 @@ class Room:
 
     def drop(self, client: int, what: str) -> None:
         self.spoilt[client, what] = lambda honest: None
+
+    def put(self, client: int, data: bytes) -> None:
+        """Let a client sign and send another masked vector than its own."""
+
+        def spoil(honest: RecordDict) -> RecordDict:
+            party = self.parties[client]
+            kept = Kept(**dict(party.state.config_records["fedclade.secure"]))  # pyright: ignore
+            statement = kept.statements.masked(client, digest_of_numbers(data))
+            vectors = ArrayRecord({"masked": wire.raw(data, "uint32", len(data) // 4)})
+            signed = worded(honest, signature=party.key.private.sign(statement))
+            return RecordDict({**signed, "vectors": vectors})
+
+        self.spoilt[client, "masked"] = spoil
 
     def say(self, client: int, what: str, **values: Any) -> None:
         self.spoilt[client, what] = lambda honest: worded(honest, **values)
@@ -149,8 +168,10 @@ def summed(
     query: UpdateQuery | None = None,
     sketch: Sketch | None = None,
 ) -> Updates:
-    """Return what the server gets of all clients, each with a model."""
+    """Return what the server gets of all clients, each with a model; each time the question is another one."""
     query = query or query_of(assignment)
+    room.sums += 1
+    query = replace(query, round=replace(query.round, seed=room.sums))
     setting, sent = setting or setting_of(), ModelsSent.of(query)
     sizes = {client: party.size for client, party in room.parties.items()}
     keys = {client: party.key.public for client, party in room.parties.items()}

@@ -1,4 +1,4 @@
-"""The server's side of secure aggregation: the four questions of a sum, put to all groups of a query at once."""
+"""The server's side of secure aggregation: the five questions of a sum, put to all groups of a query at once."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from fedclade.flower.policy import CLEAR_SHARE
 from fedclade.flower.replies import examples_trained_on
 from fedclade.flower.secure import adverts as advertising
 from fedclade.flower.secure.adverts import Advert
+from fedclade.flower.secure.encoding import DIGEST_BYTES, bitmap
 from fedclade.flower.secure.group import BadSharesError, Group, by_row, too_small
 from fedclade.flower.secure.masked_reply import MaskedReply, read_masked
-from fedclade.flower.secure.secrets import PROMISE_BYTES
+from fedclade.flower.secure.secrets import digest_of_numbers
 from fedclade.flower.secure.setting import Asks, Members, SecureAggregation, check
-from fedclade.flower.secure.terms import Terms, digest_of, listed, names_of
+from fedclade.flower.secure.statements import is_signed
+from fedclade.flower.secure.terms import Terms, anchor_of, digest_of, listed, model_of, question_of
 from fedclade.flower.wire import Content
 
-LONGEST_CIPHERTEXT = 1024  # bytes; Fernet makes some 250 of two shares
+LONGEST_CIPHERTEXT = 512  # bytes; two shares take some 130
 
 T = TypeVar("T")
 
@@ -84,7 +86,7 @@ class _Round:
                 self._left_out |= dict.fromkeys(mine, too_small(len(mine), fewest))
             else:
                 groups.append(Group(row, mine, self._terms(mine)))
-        for stage in (self._keys, self._shares, self._masked, self._unmask):
+        for stage in (self._keys, self._shares, self._masked, self._agree, self._unmask):
             groups = [group for group in groups if group.alive]
             if groups:
                 stage({client: group for group in groups for client in group.alive})
@@ -97,11 +99,14 @@ class _Round:
         return Terms(
             instance=secrets.token_hex(16),
             clients=len(clients),
-            threshold=self._of.rules.threshold,
+            colluders=self._of.rules.colluders,
+            neighbours=self._of.rules.neighbours,
             clip=self._of.rules.clip,
             weight=max(self._weights[client] for client in clients),
-            question=digest_of(training.values),
-            vectors=names_of(training.vectors),
+            training=digest_of(training.values),
+            question=question_of(training.values, training.vectors),
+            model=model_of(training.vectors),
+            anchor=anchor_of(training.vectors),
         )
 
     def _goes_on(self, group: Group, last: bool) -> bool:
@@ -142,7 +147,7 @@ class _Round:
         for client, found in self._asks.request(contents, MessageType.TRAIN, number, checked, self._left_out, largest):
             answered.add(client)
             yield client, found
-        for group in {id(group): group for group in of.values()}.values():
+        for group in _groups(of):
             group.alive = [client for client in group.alive if client in answered]
 
     def _keys(self, of: Mapping[int, Group]) -> None:
@@ -151,49 +156,72 @@ class _Round:
             signature = content.get("signature", bytes)
             advert = Advert(client, masking, sealing, promise, self._keys_of[client], signature)
             advert.check(of[client].terms.context)
-            if len(promise) != PROMISE_BYTES:
-                raise UpdateError(f"a commitment of {len(promise)} bytes, expected {PROMISE_BYTES}")
+            if len(promise) != DIGEST_BYTES:
+                raise UpdateError(f"a commitment of {len(promise)} bytes, expected {DIGEST_BYTES}")
             return advert
 
         for client, advert in self._ask(
             of, "keys", lambda client, group: {"client": client, "terms": group.terms.text}, read
         ):
             of[client].adverts[client] = advert
-        for group in {id(group): group for group in of.values()}.values():
+        for group in _groups(of):
             self._left_out |= dict.fromkeys(group.leave_out_copies(), "shows a key that is shown twice in the sum")
-            group.draw_neighbours(self._of.rules)
+            group.settle_list()
 
     def _shares(self, of: Mapping[int, Group]) -> None:
+        lists = {id(group): self._list_of(group) for group in _groups(of)}
+
         def values(client: int, group: Group) -> Mapping[str, Any]:
-            return advertising.told([group.adverts[c] for c in sorted([client, *group.neighbours[client]])])
+            return lists[id(group)]
 
         def read(client: int, content: Content) -> tuple[dict[int, bytes], dict[int, bytes]]:
-            ids, ciphertexts = listed(content, "clients", int), listed(content, "ciphertexts", bytes)
+            group = of[client]
+            holders, ciphertexts = listed(content, "clients", int), listed(content, "ciphertexts", bytes)
             promises = listed(content, "promises", bytes)
-            if sorted(ids) != of[client].neighbours[client] or len(ciphertexts) != len(ids):
-                raise UpdateError("shares for other clients than those that it was shown the keys of")
-            if max(map(len, ciphertexts)) > LONGEST_CIPHERTEXT:
-                raise UpdateError(f"shares of more than {LONGEST_CIPHERTEXT} bytes")
-            if len(promises) != len(ids) + 1 or {*map(len, promises)} != {2 * PROMISE_BYTES}:
-                raise UpdateError(f"{len(promises)} promises of shares, expected {len(ids) + 1}, the last of its own")
-            return dict(zip(ids, ciphertexts, strict=True)), dict(zip([*ids, client], promises, strict=True))
+            others = [member for member in group.members if member != client]
+            is_complete, count = group.graph.holders == 0, group.graph.holders or len(others)
+            if sorted({*holders}) != holders or not {*holders} <= {*others} or len(holders) != count:
+                raise UpdateError(f"shares for other clients than {count} of those that it was shown the keys of")
+            if len(ciphertexts) != len(holders) or max(map(len, ciphertexts)) > LONGEST_CIPHERTEXT:
+                raise UpdateError(
+                    f"{len(ciphertexts)} sealed shares, expected {len(holders)} of at most {LONGEST_CIPHERTEXT} bytes"
+                )
+            if len(promises) != count + is_complete or {*map(len, promises)} != {2 * DIGEST_BYTES}:
+                raise UpdateError(f"{len(promises)} promises of shares, expected {count + is_complete}")
+            promised = [*holders, client] if is_complete else holders
+            return dict(zip(holders, ciphertexts, strict=True)), dict(zip(promised, promises, strict=True))
 
         for client, (ciphertexts, promises) in self._ask(of, "shares", values, read):
             of[client].ciphertexts[client], of[client].promises[client] = ciphertexts, promises
+        for group in _groups(of):
+            why = "too many of those that it has dealt shares to have dealt none themselves"
+            self._left_out |= dict.fromkeys(group.settle_dealt(), why)
+
+    def _list_of(self, group: Group) -> Mapping[str, Any]:
+        """Return the whole list of a sum, as the values of a message."""
+        return advertising.told([group.adverts[client] for client in group.members])
 
     def _masked(self, of: Mapping[int, Group]) -> None:
         repeated = {"what": "masked", **{name: self._values[name] for name in ("round", "query", "purpose")}}
         S, dtype = self._query.models.shape[1], self._query.models.dtype
+        statements = {id(group): group.statements for group in _groups(of)}
 
         def values(client: int, group: Group) -> Mapping[str, Any]:
             sources = group.sources(client)
             ciphertexts = [group.ciphertexts[source][client] for source in sources]
             promises = [group.promises[source][client] for source in sources]
-            return {**self._values, "sources": sources, "ciphertexts": ciphertexts, "promises": promises}
+            dealt = {"dealt": statements[id(group)].dealt, "sources": sources}
+            return {**self._values, **dealt, "ciphertexts": ciphertexts, "promises": promises}
 
         def read(client: int, content: Content) -> MaskedReply:
             expected = {**repeated, "model": self._sent.names[client]}
-            return read_masked(content, S, self._clear, dtype, self._sizes[client], expected)
+            reply = read_masked(content, S, self._clear, dtype, self._sizes[client], expected)
+            numbers, signature = digest_of_numbers(content.vector("masked")), content.get("signature", bytes)
+            statement = statements[id(of[client])].masked(client, numbers)
+            if not is_signed(statement, self._keys_of[client], signature):
+                raise UpdateError("its masked update is not signed for this sum by its key")
+            of[client].signed[client] = numbers, signature
+            return reply
 
         largest = 4 * S + self._clear * dtype.itemsize
         self._replies = dict(self._ask(of, "masked", values, read, largest))
@@ -201,8 +229,8 @@ class _Round:
         for client, group in of.items():
             if client in self._replies:
                 group.masked[client] = self._replies[client].masked
-        for group in {id(group): group for group in of.values()}.values():
-            group.alive = [client for client in group.alive if client in group.masked]
+        for group in _groups(of):
+            group.settle_active()
 
     def _admit(self) -> None:
         """Leave out those that say that their update is too long, as if they had not answered."""
@@ -221,10 +249,29 @@ class _Round:
         self._limited = dict(admitted.limited)
         self._replies = {client: self._replies[client] for client in admitted.ids}
 
-    def _unmask(self, of: Mapping[int, Group]) -> None:
+    def _agree(self, of: Mapping[int, Group]) -> None:
+        statements = {id(group): group.statements for group in _groups(of)}
+        active = {id(group): bitmap({*group.active}, group.members) for group in _groups(of)}
+
         def values(client: int, group: Group) -> Mapping[str, Any]:
-            active, dead = group.standing(client)
-            return {"active": active, "dead": dead}
+            digests, signatures = group.signed_for(client)
+            return {"active": active[id(group)], "digests": digests, "signatures": signatures}
+
+        def read(client: int, content: Content) -> bytes:
+            signature, key = content.get("signature", bytes), id(of[client])
+            if not is_signed(statements[key].agreed(active[key]), self._keys_of[client], signature):
+                raise UpdateError("its key has not signed that it agrees to the sum")
+            return signature
+
+        for client, signature in self._ask(of, "agree", values, read):
+            of[client].agreements[client] = signature
+
+    def _unmask(self, of: Mapping[int, Group]) -> None:
+        agreements = {id(group): group.enough_agreements() for group in _groups(of)}
+
+        def values(client: int, group: Group) -> Mapping[str, Any]:
+            agreed = agreements[id(group)]
+            return {"clients": list(agreed), "signatures": list(agreed.values())}
 
         def read(client: int, content: Content) -> None:
             of[client].take_shares(client, listed(content, "shares", bytes))
@@ -267,3 +314,8 @@ class _Round:
             left_out=self._left_out,
             limited={client: what for client, what in self._limited.items() if client in of},
         )
+
+
+def _groups(of: Mapping[int, Group]) -> list[Group]:
+    """Return the groups of some clients, each once."""
+    return list({id(group): group for group in of.values()}.values())
