@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from hashlib import sha256
 from typing import Any, cast
 
@@ -103,10 +104,10 @@ class Terms:
         """The terms as they travel."""
         return json.dumps(asdict(self), sort_keys=True)
 
-    @property
+    @cached_property
     def context(self) -> bytes:
         """ctx: what all secrets and signatures are bound to."""
-        return digest("terms", PROTOCOL, *astuple(self))
+        return digest("terms", PROTOCOL, *(getattr(self, each.name) for each in fields(self)))
 
     @classmethod
     def read(cls, content: Content) -> Terms:
