@@ -1,8 +1,8 @@
 """How many bytes a client's part in one sum takes, by the messages' own encoding: this protocol and the one before it.
 
 The one before (four questions, shares under Fernet, no signatures but of keys) is rebuilt from its
-fields. Nothing runs: messages of the right lengths are made, and serialised by Flower. Numbers
-under masks take 4 bytes an entry in both, or 3 in the last column.
+fields. Nothing runs: messages of the right lengths are made, and serialised by Flower. Clients have a
+list of their peers. Numbers under masks take 4 bytes an entry in both, or 3 in the last column.
 
     python benchmarks/secure_bytes.py
 """
@@ -103,17 +103,18 @@ def now(clients: int, colluders: int, width: int) -> Bytes:
     promises = [some(2 * HASH) for _ in range(holders)]
     dealt = {"ciphertexts": [some(sealed) for _ in range(holders)], "promises": promises}
     bits, agreeing = bitmap({*members}, members), quorum(clients, colluders)
-    everybody = {
-        **{"clients": list(members), "signers": [some(32) for _ in members]},
+    everybody: dict[str, Any] = {
+        "clients": list(members),
         **{f"{name}s": [some(length) for _ in members] for name, length in lengths().items()},
     }
+    del everybody["commitments"]  # which only the server gets, with the shares
     own = {} if graph.holders else {"promises": [*promises, some(2 * HASH)]}
     shares = [some(SEED_SHARE) for _ in range(holders + (graph.holders == 0))]
     signed = {"digests": [some(HASH) for _ in range(holders)], "signatures": [some(SIGNATURE) for _ in range(holders)]}
     agreed = {"clients": list(range(agreeing)), "signatures": [some(SIGNATURE) for _ in range(agreeing)]}
     stages = {
         "keys": ({"client": 7, "terms": terms.text}, advert()),
-        "shares": (everybody, {"clients": list(range(holders)), **dealt, **own}),
+        "shares": (everybody, {"clients": list(range(holders)), **dealt, **own, "commitment": some(HASH)}),
         "masked": (
             {**training(), "dealt": bits, "sources": list(range(holders)), **dealt},
             {**replied(), "signature": some(SIGNATURE)},

@@ -46,12 +46,10 @@ from fedclade.flower.secure.member import Member
 from fedclade.flower.secure.secrets import (
     agreed,
     combined,
-    commitment,
     digest_of_numbers,
     is_key_of,
     is_seed_of,
     new_key,
-    new_seed,
     public_of,
     unseal,
 )
@@ -139,6 +137,7 @@ class LyingServer:
             anchor=anchor_of(sent),
         )
         self.adverts: dict[int, Advert] = {}
+        self.commitments: dict[int, bytes] = {}
         self.secret: dict[int, tuple[bytes, bytes]] = {}
         self.dealt: dict[int, tuple[dict[int, bytes], dict[int, bytes]]] = {}
         self.signed: dict[int, tuple[bytes, bytes]] = {}
@@ -161,25 +160,26 @@ class LyingServer:
         answer = self.ask(number, "keys", {"client": number, "terms": self.terms.text})
         if answer is None:
             return False
-        names = ("masking", "sealing", "commitment", "signature")
-        masking, sealing, promise, signature = (answer.get(name, bytes) for name in names)
-        self.adverts[number] = Advert(number, masking, sealing, promise, self.keys[number].public, signature)
+        masking, sealing, signature = (answer.get(name, bytes) for name in ("masking", "sealing", "signature"))
+        self.adverts[number] = Advert(number, masking, sealing, self.keys[number].public, signature)
         return True
 
     def show_spoilers(self) -> None:
         """Make the colluders' keys."""
         for number in self.spoilers:
             masking, sealing = new_key(), new_key()
-            promise = commitment(new_seed(), self.terms.context)
-            advert = Advert(number, public_of(masking), public_of(sealing), promise, self.keys[number].public)
+            advert = Advert(number, public_of(masking), public_of(sealing), self.keys[number].public)
             self.adverts[number] = advert.signed(self.terms.context, self.keys[number])
             self.secret[number] = masking, sealing
 
     def ask_shares(self, number: int, members: Sequence[int]) -> bool:
         """Show a client a list, and ask for shares of its secrets."""
-        answer = self.ask(number, "shares", advertising.told([self.adverts[each] for each in sorted(members)]))
+        answer = self.ask(
+            number, "shares", advertising.told([self.adverts[each] for each in sorted(members)], has_signers=True)
+        )
         if answer is None:
             return False
+        self.commitments[number] = answer.get("commitment", bytes)
         holders, ciphertexts = answer.values["clients"], answer.values["ciphertexts"]
         promises = [*holders, number], answer.values["promises"]
         self.dealt[number] = (dict(zip(holders, ciphertexts, strict=True)), dict(zip(*promises, strict=True)))
@@ -302,7 +302,7 @@ class LyingServer:
         """Return whether the server has enough shares of a client's secret: it tries."""
         shares = self.shares.get((number, which), {})
         needed = self.terms.graph(len(self.views[number].members)).needed
-        of_seed = is_seed_of(self.adverts[number].commitment, self.terms.context)
+        of_seed = is_seed_of(self.commitments[number], self.statements(self.views[number]).scope, number)
         holds = of_seed if which == "seed" else is_key_of(self.adverts[number].masking)
         return len(shares) >= needed and combined(list(shares.values())[:needed], holds) is not None
 

@@ -165,8 +165,7 @@ def compute(case):
     model = sha256(b"model").hexdigest()
     terms = ["instance", len(members) + 1, case["colluders"], k, 8.0, 10, training, question, model, ""]
     ctx = hashed("terms", 9, *terms)
-    commitments = {i: hashed("seed", ctx, seeds[i]) for i in members}
-    keys = {i: (public(masking[i]), public(sealing[i]), commitments[i]) for i in members}
+    keys = {i: (public(masking[i]), public(sealing[i])) for i in members}
     sigma0 = {i: sign[i].sign(transcript("advert", ctx, i, *keys[i])) for i in members}
     fields = []
     for i in members:
@@ -221,6 +220,7 @@ def compute(case):
         "ctx": ctx,
         "sigma0": sigma0[first],
         "list": lam,
+        "commitment": hashed("seed", ctx, lam, first, seeds[first]),
         "share": {"key": sealed_by, "seed": pair[0], "masking": pair[1], "from": first, "to": second},
         "sealed": nonce + AESGCM(sealed_by).encrypt(nonce, enc(*pair), None),
         "promise": b"".join(promises),

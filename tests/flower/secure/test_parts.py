@@ -94,8 +94,8 @@ def test_sealed_shares_are_read_on_their_way_in_their_sum_alone():
 
 
 def test_a_secret_is_put_together_from_any_shares_that_are_enough():
-    seed, context = new_seed(), b"context"
-    holds = is_seed_of(commitment(seed, context), context)
+    seed = new_seed()
+    holds = is_seed_of(commitment(seed, SCOPE, 1), SCOPE, 1)
     shares = create_shares(seed, 4, 7)
     assert combined(shares[:4], holds) == combined(shares[3:], holds) == seed
     for wrong in (

@@ -269,7 +269,9 @@ def test_garbage_for_a_masked_update_leaves_out_its_group_alone():
     [
         ("keys", {"masking": b"none"}, "client 0's keys for the sum are not signed by its key"),
         ("keys", {"signature": bytes(64)}, "client 0's keys for the sum are not signed by its key"),
-        ("keys", {"commitment": 3}, "'commitment' should be of type bytes, got 3"),
+        ("keys", {"has_peers": 3}, "'has_peers' should be of type bool, got 3"),
+        ("shares", {"commitment": 3}, "'commitment' should be of type bytes, got 3"),
+        ("shares", {"commitment": bytes(31)}, "a commitment of 31 bytes, expected 32"),
         ("keys", {"instance": "another"}, "answer about another sum than it was asked for"),
         ("shares", {"clients": [1, 2, 3, 5, 9]}, "shares for other clients than 5 of those that it was shown the keys"),
         ("shares", {"clients": [1, 2, 3, 4, 4]}, "shares for other clients than 5 of those that it was shown the keys"),
@@ -404,13 +406,18 @@ def test_clients_with_a_list_of_the_others_keys_take_part():
     peers = {key.public: client for client, key in keys.items()}
     room = Room({client: Party(client, key=key, peers=peers) for client, key in keys.items()})
     assert len(summed(room, [0] * 4).ids) == 4
+    assert "signers" not in room.questions[0, "shares"].values
     room.parties[3] = Party(3, peers=peers)  # whom the server has put in the place of the client with that number
     updates = summed(room, [0] * 4)
     assert updates.ids == ()
-    assert "client 3, with the key" in updates.left_out[0]
-    assert "has another key on this client's list of peers (peers-file)" in updates.left_out[0]
+    assert updates.left_out[0] == "client 3's keys for the sum are not signed by its key"
+    assert updates.left_out[3] == "asked as client 3, who has another key on this client's list of peers (peers-file)"
+    room.parties[3] = Party(
+        3, key=keys[3], peers={public: 7 if client == 3 else client for public, client in peers.items()}
+    )
+    assert summed(room, [0] * 4).left_out == {
+        3: "asked as client 3, who has another key on this client's list of peers (peers-file)"
+    }
     room.parties[3] = Party(3, key=keys[3])
     room.parties[0].peers = {key: client for key, client in peers.items() if client != 1}
-    (why,) = summed(room, [0] * 4).left_out.values()
-    assert "client 1, with the key" in why
-    assert "is not on this client's list of peers (peers-file)" in why
+    assert summed(room, [0] * 4).left_out == {0: "clients [1] are not on this client's list of peers (peers-file)"}

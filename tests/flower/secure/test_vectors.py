@@ -67,11 +67,7 @@ class Sum:
         context = self.terms.context
         self.adverts = {
             client: Advert(
-                client,
-                public_of(self.masking[client]),
-                public_of(self.sealing[client]),
-                commitment(self.seeds[client], context),
-                self.keys[client].public,
+                client, public_of(self.masking[client]), public_of(self.sealing[client]), self.keys[client].public
             ).signed(context, self.keys[client])
             for client in members
         }
@@ -115,6 +111,7 @@ def test_all_values_are_those_of_the_reference(name: str):
     assert one.scope[0].hex() == vector["ctx"]
     assert one.adverts[first].signature.hex() == vector["sigma0"]
     assert one.scope[1].hex() == vector["list"]
+    assert commitment(one.seeds[first], one.scope, first).hex() == vector["commitment"]
     share = vector["share"]
     way, pair = (share["from"], share["to"]), (bytes.fromhex(share["seed"]), bytes.fromhex(share["masking"]))
     shared = agreed(one.sealing[way[1]], one.adverts[way[0]].sealing)
@@ -158,6 +155,7 @@ def test_the_server_takes_masks_off_with_shares_of_the_reference():
         dealt=one.dealt,
         ciphertexts={client: dict.fromkeys(one.holders[client], b"") for client in one.members},
         promises={client: dict.fromkeys(one.members, b"") for client in one.members},
+        commitments={client: commitment(one.seeds[client], one.scope, client) for client in one.members},
         masked=masked,
         active=one.active,
     )
@@ -171,7 +169,10 @@ def test_shares_of_the_reference_open_secrets_and_the_other_way_round():
     one, split = Sum("complete"), reference().share
     first = one.members[0]
     shares = [split(one.seeds[first], 3, number, "x") for number in (4, 1, 7)]
-    assert combined(shares, is_seed_of(one.adverts[first].commitment, one.terms.context)) == one.seeds[first]
+    assert (
+        combined(shares, is_seed_of(commitment(one.seeds[first], one.scope, first), one.scope, first))
+        == one.seeds[first]
+    )
     shares = [split(one.masking[first], 3, number, "y") for number in (2, 9, 5)]
     assert combined(shares, is_key_of(one.adverts[first].masking)) == one.masking[first]
     assert reference().opened(shares) == one.masking[first]

@@ -22,7 +22,6 @@ class Advert:
     client: int
     masking: bytes
     sealing: bytes
-    commitment: bytes
     signer: str  # its public Ed25519 key, in hexadecimal
     signature: bytes = b""
 
@@ -47,47 +46,44 @@ class Advert:
             raise UpdateError(f"client {self.client}'s keys for the sum are not signed by its key")
 
     def _transcript(self, context: bytes) -> bytes:
-        return transcript("advert", context, self.client, self.masking, self.sealing, self.commitment)
+        return transcript("advert", context, self.client, self.masking, self.sealing)
 
 
 def digest_of_list(context: bytes, everybody: Sequence[Advert]) -> bytes:
     """Return λ, the digest of a whole list in ascending order of its clients."""
     fields: list[bytes | str | int] = []
     for each in sorted(everybody, key=lambda each: each.client):
-        fields += [each.client, bytes.fromhex(each.signer), each.masking, each.sealing, each.commitment]
-        fields.append(each.signature)
+        fields += [each.client, bytes.fromhex(each.signer), each.masking, each.sealing, each.signature]
     return digest("list", context, len(everybody), *fields)
 
 
-def told(adverts: Sequence[Advert]) -> dict[str, Any]:
-    """Return adverts as the values of a message."""
-    columns = ("client", "masking", "sealing", "commitment", "signature")
-    signers = [bytes.fromhex(each.signer) for each in adverts]
-    return {"signers": signers} | {f"{name}s": [getattr(each, name) for each in adverts] for name in columns}
+def told(adverts: Sequence[Advert], *, has_signers: bool) -> dict[str, Any]:
+    """Return adverts as the values of a message, with the clients' own keys or without."""
+    columns = ("client", "masking", "sealing", "signature")
+    values: dict[str, Any] = {f"{name}s": [getattr(each, name) for each in adverts] for name in columns}
+    if has_signers:
+        values["signers"] = [bytes.fromhex(each.signer) for each in adverts]
+    return values
 
 
-def read(content: Content) -> list[Advert]:
-    """Return the adverts of a message, of different clients in ascending order; an UpdateError otherwise."""
+def read(content: Content, keys: Mapping[int, str] | None) -> list[Advert]:
+    """Return the adverts of a message, of different clients in ascending order; an UpdateError otherwise.
+
+    ``keys`` are the clients' own keys by number, if they are known from elsewhere than from the message.
+    """
     ids = listed(content, "clients", int)
-    names = ("maskings", "sealings", "commitments", "signers", "signatures")
-    columns = [listed(content, name, bytes) for name in names]
+    columns = [listed(content, name, bytes) for name in ("maskings", "sealings", "signatures")]
+    if keys is None:
+        columns.append(listed(content, "signers", bytes))
     if {*map(len, columns)} != {len(ids)} or sorted(set(ids)) != ids:
         raise UpdateError(
             f"keys of clients {shown(ids)}: each client should be there once, in ascending order, with all of its keys"
         )
-    rows = zip(ids, *columns, strict=True)
-    return [
-        Advert(client, masking, sealing, commitment, signer.hex(), signature)
-        for client, masking, sealing, commitment, signer, signature in rows
-    ]
-
-
-def check_with(peers: Mapping[str, int], adverts: Sequence[Advert]) -> None:
-    """Check adverts by a client's own list of the others' keys: nobody else has signed any of them."""
-    for each in adverts:
-        if peers.get(each.signer) != each.client:
-            listed = "is not on" if each.client not in peers.values() else "has another key on"
-            raise UpdateError(
-                f"client {each.client}, with the key {shown(each.signer)}, {listed} this client's list of peers "
-                "(peers-file)"
-            )
+    if keys is None:
+        signers = [signer.hex() for signer in columns.pop()]
+    elif unknown := [client for client in ids if client not in keys]:
+        raise UpdateError(f"clients {shown(unknown)} are not on this client's list of peers (peers-file)")
+    else:
+        signers = [keys[client] for client in ids]
+    rows = zip(ids, *columns, signers, strict=True)
+    return [Advert(client, masking, sealing, signer, signature) for client, masking, sealing, signature, signer in rows]

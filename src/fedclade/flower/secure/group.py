@@ -52,8 +52,8 @@ class Group:
         The clients on the list, and its digest λ.
     dealt
         D, the clients that have dealt shares.
-    ciphertexts, promises
-        What they have dealt, by dealer and holder.
+    ciphertexts, promises, commitments
+        What they have dealt, by dealer and holder; and the hashes of their seeds.
     masked, signed
         The masked vectors; and the digest of each, with its client's signature.
     active
@@ -73,6 +73,7 @@ class Group:
     dealt: list[int] = field(default_factory=list[int])
     ciphertexts: dict[int, dict[int, bytes]] = field(default_factory=dict[int, dict[int, bytes]])
     promises: dict[int, dict[int, bytes]] = field(default_factory=dict[int, dict[int, bytes]])
+    commitments: dict[int, bytes] = field(default_factory=dict[int, bytes])
     masked: dict[int, Masked] = field(default_factory=dict[int, Masked])
     signed: dict[int, tuple[bytes, bytes]] = field(default_factory=dict[int, tuple[bytes, bytes]])
     active: list[int] = field(default_factory=list[int])
@@ -196,12 +197,12 @@ class Group:
 
     def unmasked(self) -> Masked:
         """Return the sum of all vectors without their masks; errors are those of :meth:`total`."""
-        context, scope, size = self.terms.context, self.scope, len(next(iter(self.masked.values())))
+        scope, size = self.scope, len(next(iter(self.masked.values())))
         total = np.zeros(size, dtype=np.uint32)
         for client in self.active:
             total += self.masked[client]
         for client in self.active:
-            seed = self._secret(client, "seed", is_seed_of(self.adverts[client].commitment, context))
+            seed = self._secret(client, "seed", is_seed_of(self.commitments[client], scope, client))
             total -= own_mask(seed, scope, client, size)
         for client in self.dealt:
             if client in self.masked:

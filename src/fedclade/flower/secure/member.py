@@ -73,18 +73,18 @@ class Member:
         self._policy.check_colluders(terms.colluders)
         self._policy.check_group(terms.clients, terms.colluders)
         kept = Kept(instance, terms.text, client, masking=new_key(), sealing=new_key(), seed=new_seed())
-        promise = commitment(kept.seed, terms.context)
-        mine = Advert(client, public_of(kept.masking), public_of(kept.sealing), promise, key.public)
+        mine = Advert(client, public_of(kept.masking), public_of(kept.sealing), key.public)
         mine = mine.signed(terms.context, key)
         self._spent.begin(terms.question, state)
         kept.save(state, "keys")
-        public = {name: getattr(mine, name) for name in ("masking", "sealing", "commitment", "signature")}
-        return wire.record({"instance": instance, **public})
+        public = {name: getattr(mine, name) for name in ("masking", "sealing", "signature")}
+        return wire.record({"instance": instance, "has_peers": self._peers is not None, **public})
 
     def shares(self, content: Content, state: RecordDict | None, key: Key | None) -> RecordDict:
         """Stage 1: see the whole list, and give holders shares of the own secrets that only they can read."""
         kept = Kept.load(state, "keys", content)
-        terms, everybody = kept.read_terms(), advertising.read(content)
+        terms = kept.read_terms()
+        everybody = advertising.read(content, self._keys_of_all(kept, key))
         self._check_list(kept, terms, everybody, key)
         kept.listing = digest_of_list(terms.context, everybody)
         kept.members = [each.client for each in everybody]
@@ -110,7 +110,8 @@ class Member:
         ]
         kept.save(state, "shares")
         dealt = {"clients": kept.holders, "ciphertexts": ciphertexts, "promises": promises}
-        return wire.record({"instance": kept.instance, **dealt})
+        promise = commitment(kept.seed, scope, kept.client)
+        return wire.record({"instance": kept.instance, **dealt, "commitment": promise})
 
     def masked(
         self, content: Content, state: RecordDict | None, key: Key | None, *, train: Train, n_parameters: int
@@ -169,8 +170,8 @@ class Member:
         """Check that a list is one of clients that this client knows, with its own keys among theirs."""
         self._policy.check_group(len(everybody), terms.colluders)
         mine = [each for each in everybody if each.client == kept.client]
-        seen = [(each.masking, each.sealing, each.commitment, each.signer) for each in mine]
-        own = public_of(kept.masking), public_of(kept.sealing), commitment(kept.seed, terms.context)
+        seen = [(each.masking, each.sealing, each.signer) for each in mine]
+        own = public_of(kept.masking), public_of(kept.sealing)
         if len(everybody) > terms.clients or key is None or seen != [(*own, key.public)]:
             raise UpdateError(f"the keys shown for the sum are not those of its {terms.clients} clients")
         public = [key for each in everybody for key in each.keys]
@@ -178,9 +179,18 @@ class Member:
             raise UpdateError("two clients of the sum show the same key")
         for each in everybody:
             each.check(terms.context)
-        if self._peers is not None:
-            others = [each for each in everybody if each.client != kept.client]
-            advertising.check_with(self._peers, others + [each for each in mine if each.signer in self._peers])
+
+    def _keys_of_all(self, kept: Kept, key: Key | None) -> Mapping[int, str] | None:
+        """Return all clients' own keys by number, if this client knows them; it may be missing on its list itself."""
+        if self._peers is None or key is None:
+            return None
+        known = {number: public for public, number in self._peers.items()}
+        is_other = self._peers.get(key.public, kept.client) != kept.client
+        if is_other or known.setdefault(kept.client, key.public) != key.public:
+            raise UpdateError(
+                f"asked as client {kept.client}, who has another key on this client's list of peers (peers-file)"
+            )
+        return known
 
     def _take_shares(self, kept: Kept, content: Content) -> None:
         """Keep who has dealt shares, and those that were made for this client.

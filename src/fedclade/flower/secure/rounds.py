@@ -64,6 +64,7 @@ class _Round:
         self._sizes = {client: examples_trained_on(query, size) for client, size in members.sizes.items()}
         self._left_out = {client: why for client, why in of.barred.items() if client in query.ids}
         self._replies: dict[int, MaskedReply] = {}
+        self._with_peers = set[int]()
         self._weights, self._limited = of.limiting.weights(self._sizes), dict[int, str]()
         dim, count = of.compared.dim, query.round.replicates
         self._parts = count if count > 1 and query.round.compares_parts else 0
@@ -152,12 +153,11 @@ class _Round:
 
     def _keys(self, of: Mapping[int, Group]) -> None:
         def read(client: int, content: Content) -> Advert:
-            masking, sealing, promise = (content.get(name, bytes) for name in ("masking", "sealing", "commitment"))
-            signature = content.get("signature", bytes)
-            advert = Advert(client, masking, sealing, promise, self._keys_of[client], signature)
+            masking, sealing, signature = (content.get(name, bytes) for name in ("masking", "sealing", "signature"))
+            advert = Advert(client, masking, sealing, self._keys_of[client], signature)
             advert.check(of[client].terms.context)
-            if len(promise) != DIGEST_BYTES:
-                raise UpdateError(f"a commitment of {len(promise)} bytes, expected {DIGEST_BYTES}")
+            if content.get("has_peers", bool):
+                self._with_peers.add(client)
             return advert
 
         for client, advert in self._ask(
@@ -169,10 +169,11 @@ class _Round:
             group.settle_list()
 
     def _shares(self, of: Mapping[int, Group]) -> None:
-        lists = {id(group): self._list_of(group) for group in _groups(of)}
+        lists = {id(group): self._list_of(group, has_signers=True) for group in _groups(of)}
+        short_lists = {id(group): self._list_of(group, has_signers=False) for group in _groups(of)}
 
         def values(client: int, group: Group) -> Mapping[str, Any]:
-            return lists[id(group)]
+            return (short_lists if client in self._with_peers else lists)[id(group)]
 
         def read(client: int, content: Content) -> tuple[dict[int, bytes], dict[int, bytes]]:
             group = of[client]
@@ -188,6 +189,10 @@ class _Round:
                 )
             if len(promises) != count + is_complete or {*map(len, promises)} != {2 * DIGEST_BYTES}:
                 raise UpdateError(f"{len(promises)} promises of shares, expected {count + is_complete}")
+            promise = content.get("commitment", bytes)
+            if len(promise) != DIGEST_BYTES:
+                raise UpdateError(f"a commitment of {len(promise)} bytes, expected {DIGEST_BYTES}")
+            group.commitments[client] = promise
             promised = [*holders, client] if is_complete else holders
             return dict(zip(holders, ciphertexts, strict=True)), dict(zip(promised, promises, strict=True))
 
@@ -197,9 +202,9 @@ class _Round:
             why = "too many of those that it has dealt shares to have dealt none themselves"
             self._left_out |= dict.fromkeys(group.settle_dealt(), why)
 
-    def _list_of(self, group: Group) -> Mapping[str, Any]:
-        """Return the whole list of a sum, as the values of a message."""
-        return advertising.told([group.adverts[client] for client in group.members])
+    def _list_of(self, group: Group, *, has_signers: bool) -> Mapping[str, Any]:
+        """Return the whole list of a sum, as the values of a message; who has the clients' keys needs them not."""
+        return advertising.told([group.adverts[client] for client in group.members], has_signers=has_signers)
 
     def _masked(self, of: Mapping[int, Group]) -> None:
         repeated = {"what": "masked", **{name: self._values[name] for name in ("round", "query", "purpose")}}

@@ -58,9 +58,9 @@ def agreed(private: bytes, public: bytes) -> bytes:
     return _private(private).exchange(ec.ECDH(), _public(public))
 
 
-def commitment(seed: bytes, context: bytes) -> bytes:
+def commitment(seed: bytes, scope: Scope, client: int) -> bytes:
     """Return the hash by which a client commits to its seed; that has too many bits to be guessed."""
-    return digest("seed", context, seed)
+    return digest("seed", *scope, client, seed)
 
 
 def own_mask(seed: bytes, scope: Scope, client: int, size: int) -> Masked:
@@ -135,9 +135,9 @@ def combined(shares: Sequence[bytes], holds: Callable[[bytes], bool]) -> bytes |
     return secret if holds(secret) else None
 
 
-def is_seed_of(promise: bytes, context: bytes) -> Callable[[bytes], bool]:
-    """Return a check whether some bytes are the seed of a commitment."""
-    return lambda seed: commitment(seed, context) == promise
+def is_seed_of(promise: bytes, scope: Scope, client: int) -> Callable[[bytes], bool]:
+    """Return a check whether some bytes are the seed that a client has committed to."""
+    return lambda seed: commitment(seed, scope, client) == promise
 
 
 def is_key_of(public: bytes) -> Callable[[bytes], bool]:
