@@ -16,7 +16,6 @@ from scipy.linalg import hadamard as hadamard_matrix
 from torch import Tensor
 
 from fedclade.flower.secure.numbers import (
-    CHECKS,
     LARGEST_SUM,
     LOSS_FRACTION,
     SQUARED_NORM,
@@ -42,7 +41,6 @@ def numbers_of(**changes: Any) -> Numbers:
         clip=2.0,
         clip_of_buffers=3.0,
         largest_weight=100,
-        withholds=False,
         key=b"the terms of a sum",
     )
     return replace(numbers, **changes)
@@ -121,8 +119,10 @@ def test_what_is_not_finite_counts_nothing_and_its_vector_looks_like_any_other(c
     numbers = numbers_of()
     usable = Contribution(update=update_of(0), examples=60, loss=1.5)
     unusable = replace(usable, **changes)
+    failed = Contribution.of_failed_training(D + BUFFERS)
     assert not unusable.is_usable
     vectors = [numbers.encode(usable), numbers.encode(unusable)]
+    assert (numbers.encode(failed) == vectors[1]).all()
     assert vectors[0].shape == vectors[1].shape == (numbers.length,)
     found = numbers.decode(total_of(vectors), 2)
     assert error_of(found.total, 60 * update_of(0).double()) < 1e-5
@@ -138,16 +138,6 @@ def test_updates_of_any_finite_size_are_encoded():
         found = numbers.decode(numbers.encode(Contribution(update=update, examples=100)), 1)
         assert math.isfinite(found.norm)
         assert float(found.total[:D].norm()) <= 100 * 2.0 * (1 + 1e-6)
-
-
-def test_withheld_figures_are_in_no_vector():
-    numbers = numbers_of(withholds=True)
-    update = update_of(0, norm=40.0)
-    one, other = (numbers.encode(Contribution(update=update, examples=9, loss=loss)) for loss in (0.1, 7.0))
-    assert (one == other).all()
-    assert one[-TAIL:].tolist() == [1] * CHECKS + [9] + [0] * (TAIL - CHECKS - 1)
-    found = numbers.decode(one, 1)
-    assert all(map(math.isnan, (found.loss, found.norm, found.norm_of_buffers, found.score)))
 
 
 @settings(max_examples=30, deadline=None)

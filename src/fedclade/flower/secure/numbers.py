@@ -60,15 +60,20 @@ class Contribution:
     examples
         Number of training examples |D_i|.
     loss
-        Mean training loss.
+        Mean training loss; zero if the client withholds it.
     score
-        Score of the received model, in [0, 1], where the client discloses it.
+        Score of the received model, in [0, 1]; zero if the client withholds it.
     """
 
     update: Tensor
     examples: int
     loss: float = 0.0
     score: float = 0.0
+
+    @classmethod
+    def of_failed_training(cls, size: int) -> Contribution:
+        """Return what a client adds whose training failed: nothing, as it is not usable."""
+        return cls(update=torch.full((size,), math.nan), examples=0)
 
     @property
     def is_usable(self) -> bool:
@@ -89,9 +94,9 @@ class ClusterSum:
     clients
         Number of clients in the sum.
     loss
-        Mean training loss, weighted by w_i; NaN if the clients withhold it.
+        Mean training loss, weighted by w_i.
     norm
-        Root mean square of the norms ‖Δθ_i‖ of the clipped updates of parameters; NaN if withheld.
+        Root mean square of the norms ‖Δθ_i‖ of the clipped updates of parameters.
     norm_of_buffers
         The same of the buffers.
     clipped
@@ -128,8 +133,6 @@ class Numbers:
         C: the longest update of the parameters, and of the buffers.
     largest_weight
         Number of examples from which on a client counts no more.
-    withholds
-        Whether clients withhold what is not covered by their noise: loss, score, norms, and whether they clipped.
     key
         The random signs of the rotations derive from these bytes, to which all clients of the sum agree.
     """
@@ -140,7 +143,6 @@ class Numbers:
     clip: float
     clip_of_buffers: float
     largest_weight: int
-    withholds: bool
     key: bytes
 
     @property
@@ -174,13 +176,10 @@ class Numbers:
         update = contribution.update.detach().cpu().double().numpy()
         vectors = update[: self.parameters], update[self.parameters :]
         encoded = [part.encode(vector, weight) for part, vector in zip(self._parts, vectors, strict=True)]
-        if not self.withholds:
-            tail[LOSS], tail[LOSS_FRACTION] = self._digits(weight * contribution.loss)
-            tail[SCORE] = round(weight * min(max(contribution.score, 0.0), 1.0) * self.steps)
-            tail[CLIPPED] = any(each.clipped for each in encoded)
-            tail[SQUARED_NORM], tail[SQUARED_NORM_OF_BUFFERS] = (
-                round(each.squared_norm * self.steps) for each in encoded
-            )
+        tail[LOSS], tail[LOSS_FRACTION] = self._digits(weight * contribution.loss)
+        tail[SCORE] = round(weight * min(max(contribution.score, 0.0), 1.0) * self.steps)
+        tail[CLIPPED] = any(each.clipped for each in encoded)
+        tail[SQUARED_NORM], tail[SQUARED_NORM_OF_BUFFERS] = (round(each.squared_norm * self.steps) for each in encoded)
         return _modulo(np.concatenate([*(each.entries for each in encoded), tail]))
 
     def decode(self, total: Masked, clients: int) -> ClusterSum:
@@ -203,11 +202,11 @@ class Numbers:
             total=torch.from_numpy(np.concatenate(totals) * self.largest_weight),
             weight=weight * self.largest_weight,
             clients=clients,
-            loss=math.nan if self.withholds else loss,
-            norm=math.nan if self.withholds else norms[0],
-            norm_of_buffers=math.nan if self.withholds else norms[1],
+            loss=loss,
+            norm=norms[0],
+            norm_of_buffers=norms[1],
             clipped=int(tail[CLIPPED]),
-            score=math.nan if self.withholds else float(tail[SCORE]) / self.steps / weight,
+            score=float(tail[SCORE]) / self.steps / weight,
         )
 
     @cached_property
