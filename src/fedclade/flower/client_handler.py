@@ -34,6 +34,7 @@ from fedclade.flower.models_sent import models_of_mixture, read_mixture
 from fedclade.flower.node_store import NodeStore, uses_kept
 from fedclade.flower.policy import Policy
 from fedclade.flower.private_replies import ErrorShield, without_details
+from fedclade.flower.replies import size_class
 from fedclade.flower.residuals import Residuals
 from fedclade.flower.schema_exchange import encoding_digest
 from fedclade.flower.secret import secret_digest, secret_model, seed_of
@@ -208,7 +209,7 @@ class ClientHandler:
             {
                 "number": -1 if self._number is None else self._number,
                 "name": self._data.name,
-                "size": self._clients().sizes[self._data.id],
+                "size": self._reported_size(self._clients().sizes[self._data.id]),
                 "schema": wire.to_json(self._federation.pool.schema),
                 "description": description if is_own else str(self._federation),
                 "layout": wire.layout_digest(self._layout),
@@ -219,6 +220,10 @@ class ClientHandler:
                 "secret": "" if self._secret is None else secret_digest(self._secret),
             }
         )
+
+    def _reported_size(self, count: int) -> int:
+        """Return how many training examples the client reports: a size class if the number itself is not to be known."""
+        return size_class(count) if self._is_private or self._policy.secure_aggregation else count
 
     def _initial(self, content: Content) -> RecordDict:
         """Draw initial models from the clients' secret: the server, which knows its own seeds, must not know them."""
@@ -263,11 +268,13 @@ class ClientHandler:
         names = list(map(str, range(mixture))) or ["model"]
         trained = b"".join(content.vectors.get(name, b"") for name in names)
         what = f"{content.values['what']} {content.values['purpose']}"
+        is_in_parts = content.values["what"] == "train" and content.values["part_size"] > 0
         return wire.record(
             {
                 **{name: content.values[name] for name in ("what", "round", "query", "purpose")},
                 "model": wire.digest(trained),
-                "size": int(updates.sizes[0]),
+                # Of equal parts the query itself says how many examples they have.
+                "size": int(updates.sizes[0]) if is_in_parts else self._reported_size(int(updates.sizes[0])),
                 "encoding": residuals.encoding,
                 **({} if loss != loss else {"loss": loss}),  # NaN: it is withheld from the server
                 **({} if updates.components is None else {"component": int(updates.components[0])}),
