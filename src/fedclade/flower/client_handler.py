@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -43,7 +44,7 @@ from fedclade.flower.secure.terms import STAGES
 from fedclade.flower.shifts import read_query
 from fedclade.flower.statistics import as_values
 from fedclade.flower.trainer import Trainer
-from fedclade.flower.training_asked import TrainingAsked
+from fedclade.flower.training_asked import TrainingAsked, TrainingFailedError
 from fedclade.flower.usage import Usage, UsageLog, cost_of
 from fedclade.flower.wire import Content, shown
 from fedclade.models import Parts
@@ -162,7 +163,7 @@ class ClientHandler:
             "keys": lambda content: member.keys(content, state, key),
             "shares": lambda content: member.shares(content, state, key),
             "masked": lambda _: member.masked(
-                whole, state, key, train=self._trained_for_sum, n_parameters=self._layout.n_parameters
+                whole, state, key, train=self._trained_for_sum, shape=(self._layout.n_parameters, self._layout.size)
             ),
             "agree": lambda content: member.agree(content, state, key),
             "unmask": lambda content: member.unmask(content, state),
@@ -222,7 +223,7 @@ class ClientHandler:
         )
 
     def _reported_size(self, count: int) -> int:
-        """Return how many training examples the client reports: a size class if the number itself is not to be known."""
+        """Return how many training examples the client reports; a closed client, its size class."""
         return size_class(count) if self._is_private or self._policy.secure_aggregation else count
 
     def _initial(self, content: Content) -> RecordDict:
@@ -257,7 +258,7 @@ class ClientHandler:
         else:
             updates = self._clients().gradients(ids, models, [0], asked.round)
         if updates.left_out:
-            raise UpdateError(updates.left_out[self._data.id])
+            raise TrainingFailedError(updates.left_out[self._data.id])
         return updates
 
     def _train(self, content: Content) -> RecordDict:
@@ -289,6 +290,9 @@ class ClientHandler:
         if content.get("own", bool) or models_of_mixture(content):
             raise UpdateError("asked to add up something else than the updates of one model that is sent")
         updates = self._trained(content)
+        if self._is_private and not content.get("part_size", int):
+            # Noise covers the update and not the weight, which is what the client registered with.
+            updates = replace(updates, sizes=torch.tensor([self._reported_size(len(self._data.train))]).double())
         if not content.get("signs", bool) or (sketch := self._sketch(content)) is None:
             return updates
         update = updates.required_deltas[:, : updates.n_parameters]

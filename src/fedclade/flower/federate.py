@@ -38,6 +38,7 @@ from fedclade.flower.initial_models import drawn_by_clients
 from fedclade.flower.keys import read_keys
 from fedclade.flower.node_registry import NodeRegistry
 from fedclade.flower.secure.fits import check_sums
+from fedclade.flower.secure.norms import NormsByRound
 from fedclade.flower.secure.setting import SecureAggregation
 from fedclade.flower.secure.terms import SecureRules
 from fedclade.runs import (
@@ -105,8 +106,14 @@ class Network:
         half of all clients and these must stay for it to be had.
     secure_neighbours
         To how many others each client deals shares of its secrets, in sums of more than 64 clients; 0 for all.
-    secure_clip
-        Largest magnitude of an entry of an update; what is larger is cut off.
+    secure_norm
+        The longest update that a client may add to a sum, in parameter units; longer ones are shortened. It has to be
+        set with ``secure_aggregation``. In later rounds the limit is twice the root mean square of the norms of earlier
+        sums, never more than this.
+    secure_parts
+        Into how many disjoint sums the clients of a cluster are dealt, if they are enough: 1, or at least 3. A
+        malicious client can turn the mean of its sum; of three or more sums one robust mean is taken, by
+        ``aggregate.rule``, or their median.
 
     Raises
     ------
@@ -125,7 +132,8 @@ class Network:
     secure_fewest: int = 4
     secure_colluders: int = 1
     secure_neighbours: int = 0
-    secure_clip: float = 8.0
+    secure_norm: float | None = None
+    secure_parts: int = 1
 
     def __post_init__(self) -> None:
         require(
@@ -141,7 +149,13 @@ class Network:
     @property
     def rules(self) -> SecureRules:
         """The rules of secure aggregation."""
-        return SecureRules(self.secure_fewest, self.secure_colluders, self.secure_neighbours, self.secure_clip)
+        return SecureRules(
+            fewest=self.secure_fewest,
+            colluders=self.secure_colluders,
+            neighbours=self.secure_neighbours,
+            norm=self.secure_norm,
+            parts=self.secure_parts,
+        )
 
     @property
     def described(self) -> dict[str, Any]:
@@ -227,7 +241,7 @@ def federate(
     settings.check_algorithm(algorithm, len(joined))
     settings.check_enough(len(joined))
     if network.secure_aggregation:
-        check_sums(settings, algorithm)
+        check_sums(settings, algorithm, network.secure_parts)
     task = settings.task.of(joined.schema)
     registry.check_task(task.described)
     metric_named(task.metrics, settings.chosen_by, "stop.metric")
@@ -259,9 +273,17 @@ def federate(
     parted_by = settings.signature.sketch_of_parts(settings.seed, layout)
     of_network = {"largest_weight": network.largest_weight, "largest_norm": network.largest_norm}
     limits = settings.aggregate.limits(untrusted=True, **of_network)
-    signed, of_sums = sketch if algorithm.compares and sketch else Nothing(), replace(limits, clip_above=math.inf)
-    told = Limiting(of_sums, layout.n_parameters, lambda: joined.sizes)  # by norms that clients tell
-    secure = SecureAggregation(network.rules, signed, told) if is_secure else None
+    secure = None
+    if network.secure_aggregation and network.secure_norm is not None:
+        weights_alone = replace(limits, largest_norm=math.inf, clip_above=math.inf)
+        secure = SecureAggregation(
+            network.rules,
+            compared=sketch if algorithm.compares and sketch else Nothing(),
+            limiting=Limiting(weights_alone, layout.n_parameters, lambda: joined.sizes),
+            norms=NormsByRound(network.secure_norm, path),
+            rule=settings.aggregate,
+            withholds_losses=settings.privacy is not None,
+        )
     grid_clients = GridClients(exchange, registry, layout, task, parted_by, network.wait, secure)
     labels = (joined.schema.labels or 0) if task.balanced else 0
     if registry.statistics is None and (registry.scaled or labels):

@@ -92,7 +92,7 @@ class RunConfig:
         ]
         problems += [
             f"network.encoding = {apps.encoding!r} is for updates that are sent one by one, and those of "
-            "network.secure_aggregation = true are whole numbers of 32 bits; leave it out"
+            "network.secure_aggregation = true are whole numbers of 24 bits; leave it out"
             for network, apps in (each for each in found if isinstance(each, tuple))
             if network.secure_aggregation and apps.encoding != "float32"
         ]

@@ -21,6 +21,7 @@ from fedclade.flower.models_sent import ModelsSent, training_values
 from fedclade.flower.policy import Policy
 from fedclade.flower.secure.kept import Kept
 from fedclade.flower.secure.member import Member
+from fedclade.flower.secure.norms import NormsByRound
 from fedclade.flower.secure.rounds import secure_updates
 from fedclade.flower.secure.secrets import digest_of_numbers
 from fedclade.flower.secure.setting import Members, SecureAggregation
@@ -30,7 +31,10 @@ from fedclade.flower.wire import Content
 D, S = 40, 42
 """Parameters, and entries with two buffers."""
 
-RULES = SecureRules(fewest=3, colluders=1, neighbours=0, clip=8.0)
+LONGEST = 20.0
+"""C, that no update of a test exceeds."""
+
+RULES = SecureRules(fewest=3, colluders=1, neighbours=0, norm=LONGEST)
 
 
 @dataclass
@@ -45,16 +49,21 @@ class Party:
     key: Key = field(default_factory=Key.new)
     state: RecordDict = field(default_factory=RecordDict)
     folder: Path | None = None
+    loss: float = 0.5
+    scale: float = 1.0
+    failure: Exception | None = None
+    update_seed: int | None = None
 
     @property
     def update(self) -> Tensor:
-        return torch.randn(S, generator=torch.Generator().manual_seed(self.client))
+        seed = self.client if self.update_seed is None else self.update_seed
+        return self.scale * torch.randn(S, generator=torch.Generator().manual_seed(seed))
 
     def answer(self, content: Content) -> RecordDict:
         member = Member(self.policy, self.peers, self.folder)
         kind = content.get("what", str)
         if kind == "masked":
-            return member.masked(content, self.state, self.key, train=self._train, n_parameters=D)
+            return member.masked(content, self.state, self.key, train=self._train, shape=(D, S))
         if kind == "unmask":
             return member.unmask(content, self.state)
         answers = {"keys": member.keys, "shares": member.shares, "agree": member.agree}
@@ -62,11 +71,13 @@ class Party:
 
     def _train(self, content: Content) -> Updates:
         assert content.get("what", str) == "train"
+        if self.failure is not None:
+            raise self.failure
         beside = torch.full((self.beside,), float(self.client))
         deltas = torch.cat([self.update, beside])[None]
         one = torch.ones(1, dtype=torch.float64)
         return Updates(
-            ids=(self.client,), sizes=self.size * one, losses=0.5 * one, norms=one, n_parameters=D, deltas=deltas
+            ids=(self.client,), sizes=self.size * one, losses=self.loss * one, norms=one, n_parameters=D, deltas=deltas
         )
 
 
@@ -132,7 +143,7 @@ class Room:
             party = self.parties[client]
             kept = Kept(**dict(party.state.config_records["fedclade.secure"]))  # pyright: ignore
             statement = kept.statements.masked(client, digest_of_numbers(data))
-            vectors = ArrayRecord({"masked": wire.raw(data, "uint32", len(data) // 4)})
+            vectors = ArrayRecord({"masked": wire.raw(data, "uint8", len(data))})
             signed = worded(honest, signature=party.key.private.sign(statement))
             return RecordDict({**signed, "vectors": vectors})
 
@@ -149,16 +160,18 @@ def worded(honest: RecordDict, **values: Any) -> RecordDict:
 
 def query_of(assignment: Sequence[int], **settings: Any) -> UpdateQuery:
     models = torch.arange(float(max(assignment) + 1))[:, None] + torch.zeros(1, S)
+    models[:, D:] += 5.0
     this_round = settings.pop("round", None) or Round(1, LocalTraining(lr=0.1))
     settings = {"kind": "train", "ids": range(len(assignment)), "round": this_round, **settings}
     return UpdateQuery(models=models, assignment=list(assignment), **settings)
 
 
 def setting_of(
-    rules: SecureRules = RULES, compared: Sketch | None = None, norm: float = math.inf, weight: float = math.inf
+    rules: SecureRules = RULES, compared: Sketch | None = None, weight: float = math.inf, **settings: Any
 ) -> SecureAggregation:
-    limiting = Limiting(Limits(weight, norm), D, lambda: {k: 10 + k for k in range(9)})
-    return SecureAggregation(rules, compared or Nothing(), limiting)
+    limiting = Limiting(Limits(weight), D, lambda: {k: 10 + k for k in range(9)})
+    norms = NormsByRound(rules.norm or LONGEST)
+    return SecureAggregation(rules, compared or Nothing(), limiting, norms, **settings)
 
 
 def summed(

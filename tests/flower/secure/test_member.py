@@ -17,12 +17,12 @@ from fedclade.flower.policy import Policy
 from fedclade.flower.secure import rounds
 from fedclade.flower.secure.adverts import Advert
 from fedclade.flower.secure.encoding import bitmap
-from fedclade.flower.secure.numbers import Numbers
+from fedclade.flower.secure.numbers import RejectedSumError, unpack
 from fedclade.flower.secure.secrets import own_mask
 from fedclade.flower.secure.spent import SpentQuestions
 from fedclade.flower.secure.terms import Terms
 from fedclade.flower.wire import Content
-from tests.flower.secure.sums import Room, S, expected, query_of, summed
+from tests.flower.secure.sums import D, Room, S, expected, query_of, summed
 
 
 def after(stage: str, clients: int = 5) -> Room:
@@ -166,17 +166,18 @@ def test_masks_of_clients_that_were_told_different_things_do_not_cancel(differ: 
     for client in range(4):
         room.drop(client, "agree")
     summed(room, [0] * 4)
-    total = np.zeros(S, np.uint32)
+    numbers = terms_of[1].numbers(D, S)
+    total = np.zeros(numbers.length, np.uint32)
     for client in range(4):
         kept = room.parties[client].state.config_records["fedclade.secure"]
         scope = terms_of[client].context, kept["listing"]
-        sent = np.frombuffer(room.answers[client, "masked"].vector("masked"), "<u4")
-        total += sent - own_mask(room.seeds[client], scope, client, S)  # pyright: ignore[reportArgumentType]
-    numbers = Numbers(terms_of[1].clip, 4)
+        sent = unpack(room.answers[client, "masked"].vector("masked"))
+        total += sent - own_mask(room.seeds[client], scope, client, len(sent))  # pyright: ignore[reportArgumentType]
     if differ == "nothing":
-        torch.testing.assert_close(numbers.decode(total, 4).float() * 13, expected(room, range(4)), rtol=0, atol=1e-4)
+        found = numbers.decode(total, 4).total.float()
+        torch.testing.assert_close(found, expected(room, range(4)), rtol=0, atol=1e-3)
     else:
-        with pytest.raises(UpdateError, match="entries of the sum are larger than 4 updates can come to"):
+        with pytest.raises(RejectedSumError, match="8 of the 8 check entries of the sum are not 4"):
             numbers.decode(total, 4)
 
 
@@ -315,7 +316,8 @@ def test_a_damaged_list_of_sums_stops_the_client(damage: str, tmp_path: Path):
         ({"colluders": 4}, "terms of a sum out of range"),
         ({"neighbours": -1}, "terms of a sum out of range"),
         ({"weight": 0}, "terms of a sum out of range"),
-        ({"clip": float("inf")}, "terms of a sum out of range"),
+        ({"norm": float("inf")}, "terms of a sum out of range"),
+        ({"norm_of_buffers": 0.0}, "terms of a sum out of range"),
         ({"clients": 4.5}, "are no terms of a sum"),
         ({"clients": None}, "are no terms of a sum"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -145,16 +145,15 @@ def test_a_group_with_garbage_in_it_keeps_its_model():
         key = key_of(Context(0, 0, {}, state, {}))
         kept = Kept(**dict(state.config_records["fedclade.secure"]))  # pyright: ignore[reportArgumentType]
         signature = key.private.sign(kept.statements.masked(0, digest_of_numbers(data)))
-        vectors = ArrayRecord({"masked": wire.raw(data, "uint32", size // 4)})
+        vectors = ArrayRecord({"masked": wire.raw(data, "uint8", size)})
         return RecordDict({**worded(signature=signature)(honest), "vectors": vectors})
 
     spoil(grid, 0, "masked", noise)
     run, plain = run_of("oracle", grid=grid), run_of("oracle", secure=False)
-    assert {client for client, why in reasons(run).items() if "of the sum are larger than 3 updates" in why} == {
-        0,
-        2,
-        4,
-    }
+    assert reasons(run) == {}  # of which client spoilt the sum nothing is known
+    rejected = [event for event in run.events if event["kind"] == "sum_rejected"]
+    assert [(event["round"], event["clients"]) for event in rejected] == [(1, [0, 2, 4]), (2, [0, 2, 4])]
+    assert "8 of the 8 check entries of the sum are not 3" in rejected[0]["because"]
     mine, theirs = ({leaf.members: leaf.params for leaf in each.tree.leaves} for each in (run, plain))
     torch.testing.assert_close(mine[1, 3, 5], theirs[1, 3, 5], rtol=0, atol=5e-6)
     assert float((mine[0, 2, 4] - theirs[0, 2, 4]).abs().max()) > 0.01
@@ -239,9 +238,10 @@ def test_rules_have_to_be_possible():
     with pytest.raises(
         ConfigError,
         match=r"(?s)secure_colluders should be at least 0, got -1.*secure_neighbours should be at least 0, got -1.*"
-        r"secure_clip should be greater than 0 and finite, got 0",
+        r"secure_parts should be 1, or at least 3: of two sums either could be the wrong one, got 2.*"
+        r"secure_norm should be greater than 0 and finite, got 0",
     ):
-        Network(secure_colluders=-1, secure_neighbours=-1, secure_clip=0.0)
+        Network(secure_colluders=-1, secure_neighbours=-1, secure_norm=0.0, secure_parts=2)
     with pytest.raises(ConfigError, match=r"secure_fewest should be at least network.secure_colluders \+ 2, 5, got 4"):
         Network(clients=9, secure_colluders=3, secure_aggregation=True)
     with pytest.raises(ConfigError, match=r"secure_fewest should be at most network.clients, 2: no sum could be had"):
@@ -252,14 +252,19 @@ def test_rules_have_to_be_possible():
         Network(clients=100, secure_aggregation=True, secure_colluders=10, secure_fewest=12, secure_neighbours=27)
     config = {"data.name": "digits", "data.clients": 4, "algorithm.name": "fedavg", "model.name": "mclr"}
     config |= {"network.clients": 4, "network.secure_aggregation": True}
-    assert RunConfig.read(config).network.rules == Network().rules
+    with pytest.raises(
+        ConfigError, match=r"secure_norm should be set with .*, or, without one, 10 for a model .* None"
+    ):
+        RunConfig.read(config)
+    config["network.secure_norm"] = 3
+    assert RunConfig.read(config).network.rules == replace(Network().rules, norm=3.0)
     with pytest.raises(ConfigError, match=r"network.encoding = 'int8' is for updates that are sent one by one"):
         RunConfig.read({**config, "network.encoding": "int8"})
 
 
 def test_without_secure_aggregation_a_config_notes_nothing_of_it():
     assert set(asdict(Network())) - set(Network().described) == {
-        *("secure_aggregation", "secure_fewest", "secure_colluders", "secure_neighbours", "secure_clip")
+        *("secure_aggregation", "secure_fewest", "secure_colluders", "secure_neighbours", "secure_norm", "secure_parts")
     }
 
 

@@ -7,16 +7,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from torch import Tensor
 
 from fedclade.core import NOT_ASKED, UpdateError
 from fedclade.flower.secure.adverts import Advert, digest_of_list
 from fedclade.flower.secure.encoding import bitmap
-from fedclade.flower.secure.numbers import Numbers
+from fedclade.flower.secure.numbers import ClusterSum, Masked
 from fedclade.flower.secure.parameters import Graph
 from fedclade.flower.secure.secrets import (
     LONGEST_SHARE,
-    Masked,
     Scope,
     agreed,
     combined,
@@ -187,13 +185,13 @@ class Group:
                 )
         return ""
 
-    def total(self) -> Tensor:
-        """Return the sum of all updates that came, float64 ``[S]``, weighted as the terms say.
+    def total(self, parameters: int, entries: int) -> ClusterSum:
+        """Return the sum of all updates that came, of a model with so many parameters and entries.
 
-        An UpdateError says that it cannot be had: a :class:`BadSharesError` whose secret is missing.
+        An UpdateError says that it cannot be had: a :class:`BadSharesError` whose secret is missing, and a
+        :class:`RejectedSumError` that clients did not keep to the protocol.
         """
-        numbers, terms = self.unmasked(), self.terms
-        return Numbers(terms.clip, terms.clients).decode(numbers, len(self.active)) * terms.weight
+        return self.terms.numbers(parameters, entries).decode(self.unmasked(), len(self.active))
 
     def unmasked(self) -> Masked:
         """Return the sum of all vectors without their masks; errors are those of :meth:`total`."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from flwr.app import Array, RecordDict
+from flwr.app import RecordDict
 from flwr.common.secure_aggregation.crypto.shamir import create_shares
+from torch import Tensor
 
-from fedclade.core import UpdateError, Updates, row_norms
+from fedclade.core import FedcladeError, UpdateError, Updates
 from fedclade.flower import wire
 from fedclade.flower.keys import Key
 from fedclade.flower.policy import Policy
@@ -20,9 +22,8 @@ from fedclade.flower.secure.adverts import Advert, digest_of_list
 from fedclade.flower.secure.encoding import DIGEST_BYTES
 from fedclade.flower.secure.graph import draw_holders
 from fedclade.flower.secure.kept import Kept
-from fedclade.flower.secure.numbers import Numbers
+from fedclade.flower.secure.numbers import Contribution, Masked, pack
 from fedclade.flower.secure.secrets import (
-    Masked,
     agreed,
     commitment,
     digest_of_numbers,
@@ -38,7 +39,10 @@ from fedclade.flower.secure.secrets import (
 from fedclade.flower.secure.spent import SpentQuestions
 from fedclade.flower.secure.statements import is_signed
 from fedclade.flower.secure.terms import OF_STAGE, Terms, anchor_of, digest_of, listed, model_of, question_of
+from fedclade.flower.training_asked import TrainingFailedError
 from fedclade.flower.wire import Content, shown
+
+_log = logging.getLogger(__name__)
 
 Train = Callable[[Content], Updates]
 """Trains as a question says: the one update ``[1, S + what leaves unmasked]``."""
@@ -114,23 +118,29 @@ class Member:
         return wire.record({"instance": kept.instance, **dealt, "commitment": promise})
 
     def masked(
-        self, content: Content, state: RecordDict | None, key: Key | None, *, train: Train, n_parameters: int
+        self, content: Content, state: RecordDict | None, key: Key | None, *, train: Train, shape: tuple[int, int]
     ) -> RecordDict:
-        """Stage 2: train, and send the update under masks, of a model of D = ``n_parameters`` parameters.
+        """Stage 2: train, and send the update under masks; ``shape`` is that of the model, D and S.
 
-        The client signs the vector, and who has dealt shares.
+        The client signs the vector, and who has dealt shares. In clear leaves nothing that depends on its data, but
+        sketches where the method compares clients.
         """
         kept = Kept.load(state, "shares", content)
         terms = kept.read_terms()
         check_training(content, terms)
         self._take_shares(kept, content)
-        updates = train(training_of(content))
-        numbers, values, vectors = self._encoded(updates, terms, content, n_parameters)
-        masked = add_masks(kept, numbers).astype("<u4", copy=False).tobytes()
+        contribution, clear = self._trained(content, train, shape)
+        numbers = terms.numbers(*shape).encode(contribution)
+        masked = pack(add_masks(kept, numbers))
         statement = kept.statements.masked(kept.client, digest_of_numbers(masked))
         kept.save(state, "masked")
+        repeated = {name: content.values[name] for name in ("what", "round", "query", "purpose")}
+        repeated["model"] = wire.digest(content.vector("model"))
         signed = {"instance": kept.instance, "signature": _sign(statement, key)}
-        return wire.record(values | signed, {"masked": wire.raw(masked, "uint32", len(numbers)), **vectors})
+        vectors = {"masked": wire.raw(masked, "uint8", len(masked))}
+        if len(clear):
+            vectors["clear"] = wire.raw_vector(clear)
+        return wire.record(repeated | signed, vectors)
 
     def agree(self, content: Content, state: RecordDict | None, key: Key | None) -> RecordDict:
         """Stage 3: sign whose updates are added up, once those whose shares it holds have masked alike.
@@ -254,25 +264,31 @@ class Member:
             if not is_signed(statement, kept.signer(client), signature):
                 raise UpdateError(f"client {client} has not agreed to the same sum as this one")
 
-    def _encoded(
-        self, updates: Updates, terms: Terms, content: Content, n_parameters: int
-    ) -> tuple[Masked, dict[str, Any], dict[str, Array]]:
-        """Return an update as whole numbers, and what leaves beside them."""
-        size = len(content.vector("model")) // updates.required_deltas.element_size()
+    def _trained(self, content: Content, train: Train, shape: tuple[int, int]) -> tuple[Contribution, Tensor]:
+        """Train; return what the client adds to the sum, and what leaves unmasked.
+
+        A client whose training failed adds nothing, and nobody sees it: whether it fails depends on its data. Where
+        sketches leave unmasked it says so instead, as an update of zeros would mislead the method.
+        """
+        n_parameters, size = shape
+        question = training_of(content)
+        try:
+            updates = train(question)
+        except Exception as error:
+            is_hidden = isinstance(error, TrainingFailedError) or not isinstance(error, FedcladeError)
+            if not is_hidden or compares(question):
+                raise
+            _log.warning("training failed, and this client adds nothing to the sum: %s", error)
+            return Contribution.of_failed_training(size), torch.empty(0)
         update, clear = updates.required_deltas[0, :size], updates.required_deltas[0, size:]
         self._policy.check_clear(len(clear), n_parameters)
-        examples = int(updates.sizes[0])
-        weight = min(examples, terms.weight) / terms.weight
-        numbers, clipped = Numbers(terms.clip, terms.clients).encode(update, weight)
         loss = float(updates.losses[0])
-        norms = [float(row_norms(part[None])) for part in (update[:n_parameters], update[n_parameters:])]
-        values: dict[str, Any] = {
-            **{name: content.values[name] for name in ("what", "round", "query", "purpose")},
-            **{"model": wire.digest(content.vector("model")), "size": examples, "clipped": clipped},
-            **{"norm": norms[0], "norm_of_buffers": norms[1]},
-            **({} if loss != loss else {"loss": loss}),  # NaN: it is withheld from the server
-        }
-        return numbers, values, {"clear": wire.raw_vector(clear)} if len(clear) else {}
+        contribution = Contribution(
+            update=update,
+            examples=int(updates.sizes[0]),
+            loss=0.0 if math.isnan(loss) else loss,  # NaN: the client withholds it
+        )
+        return contribution, clear
 
 
 UNREADABLE = b"", b""
@@ -301,6 +317,12 @@ def add_masks(kept: Kept, numbers: Masked) -> Masked:
             pairwise = pair_mask(agreed(kept.masking, public), scope, (kept.client, other), size)
             total = total + pairwise if kept.client < other else total - pairwise
     return total
+
+
+def compares(question: Content) -> bool:
+    """Return whether a question for training wants to know something that clients are compared by."""
+    in_parts = question.values.get("replicates", 1) > 1 and bool(question.values.get("compares_parts"))
+    return in_parts or bool(question.values.get("signs"))
 
 
 def training_of(content: Content) -> Content:

@@ -270,8 +270,13 @@ class _Part:
 
     @property
     def _unit(self) -> float:
-        """The length of a step; C divided by a number that depends on d and q alone."""
-        return SPREAD * self.clip / (math.sqrt(max(1, self.rotation.padded_size)) * self.steps)
+        """The length of a step: an entry has q of them up to 5C/√d, or up to C where that is less."""
+        return self._spread * self.clip / (math.sqrt(max(1, self.rotation.padded_size)) * self.steps)
+
+    @property
+    def _spread(self) -> float:
+        """The largest magnitude of an entry, in C/√d."""
+        return min(SPREAD, math.sqrt(max(1, self.rotation.padded_size)))
 
     def encode(self, update: NDArray[np.float64], weight: float) -> _Encoded:
         """Clip a finite update to norm C, weight it, rotate it and round it."""
@@ -288,10 +293,10 @@ class _Part:
             raise RejectedSumError(
                 f"{beyond} of {len(entries)} entries of the {self.name} are larger than {clients} updates can come to"
             )
-        rotated = entries * self._unit
+        rotated = entries.astype(np.float64) * self._unit
         mean_norm = _norm(rotated) / weight
         # Each client's rounding adds up to half a step in every entry, 2.5 C/q in all.
-        longest = self.clip * (1 + clients / weight * SPREAD / 2 / self.steps) * (1 + ROUNDING)
+        longest = self.clip * (1 + clients / weight * self._spread / 2 / self.steps) * (1 + ROUNDING)
         if mean_norm > longest:
             raise RejectedSumError(
                 f"the mean {self.name} has norm {mean_norm:.3g}, and none of its clients may send one of more than "

@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 
-import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -15,16 +14,13 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.common.secure_aggregation.crypto.shamir import combine_shares
-from numpy.typing import NDArray
 
 from fedclade.flower.secure.encoding import DIGEST_BYTES, digest, encode, transcript
+from fedclade.flower.secure.numbers import BYTES_PER_ENTRY, Masked, unpack
 
 SEED_BYTES = 31  # 248 bits: with Flower's padding two blocks of Shamir's scheme, and 32 would be three
 LONGEST_SHARE = 128  # bytes of a share; a private key's has 52
 NONCE_BYTES = 12  # of AES-GCM
-
-Masked = NDArray[np.uint32]
-"""Numbers modulo 2³²."""
 
 Scope = tuple[bytes, bytes]
 """What all secrets of a sum are bound to: ctx, the digest of its terms, and λ, that of its list."""
@@ -74,13 +70,13 @@ def pair_mask(shared: bytes, scope: Scope, pair: tuple[int, int], size: int) -> 
 
 
 def _stream(secret: bytes, purpose: bytes, size: int) -> Masked:
-    """Return so many numbers, uniform modulo 2³² to whoever does not know the secret.
+    """Return so many numbers, uniform modulo 2²⁴ to whoever does not know the secret.
 
     They are AES-256 in counter mode. The key is derived for this purpose alone, so a counter that
     begins at 0 is never used twice.
     """
     encryptor = Cipher(algorithms.AES(_derived(secret, purpose)), modes.CTR(bytes(16))).encryptor()
-    return np.frombuffer(encryptor.update(bytes(4 * size)), "<u4").astype(np.uint32)
+    return unpack(encryptor.update(bytes(BYTES_PER_ENTRY * size)))
 
 
 def seal(

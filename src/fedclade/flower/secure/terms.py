@@ -12,7 +12,9 @@ from typing import Any, cast
 
 from fedclade.core import UpdateError
 from fedclade.flower.secure.encoding import digest
+from fedclade.flower.secure.numbers import Numbers
 from fedclade.flower.secure.parameters import MOST_COMPLETE, Graph, fewest_holders, quorum
+from fedclade.flower.secure.sums_of_cluster import FEWEST_SUMS
 from fedclade.flower.wire import PROTOCOL, Content, T, shown
 
 STAGES = ("keys", "shares", "masked", "agree", "unmask")
@@ -23,6 +25,14 @@ OF_STAGE = ("instance", "dealt", "sources", "ciphertexts", "promises", "client",
 
 OF_QUESTION = ("round", "query", "purpose", "seed", "spec", "replicates", "part_size", "rule")
 """What, with the models, decides how a client trains, and so which of its updates is added up."""
+
+NORM_RULE = (
+    "set with secure_aggregation = true: the norm that no client's update may exceed, in parameter units, since longer "
+    "ones are shortened; take twice the largest max_norm of the first rounds of a simulation (clusters.jsonl), or, "
+    "without one, 10 for a model that is trained from scratch"
+)
+
+PARTS_RULE = f"1, or at least {FEWEST_SUMS}: of two sums either could be the wrong one"
 
 MOST_CLIENTS = 2**20
 """Of one sum: with more, a number would have too few steps."""
@@ -35,7 +45,8 @@ class SecureRules:
     fewest: int
     colluders: int
     neighbours: int
-    clip: float
+    norm: float | None = None
+    parts: int = 1
 
     def checks(self, clients: int | None) -> list[tuple[str, object, bool, str]]:
         """Return what :func:`~fedclade.core.require` should check, for a run that starts with so many clients."""
@@ -51,8 +62,12 @@ class SecureRules:
             ),
             ("network.secure_fewest", few, few <= most, f"at most network.clients, {most}: no sum could be had"),
             ("network.secure_neighbours", near, near >= 0, "at least 0"),
-            ("network.secure_clip", self.clip, 0 < self.clip < math.inf, "greater than 0 and finite"),
+            ("network.secure_parts", self.parts, self.parts == 1 or self.parts >= FEWEST_SUMS, PARTS_RULE),
         ]
+        if self.norm is not None:
+            found.append(("network.secure_norm", self.norm, 0 < self.norm < math.inf, "greater than 0 and finite"))
+        elif clients is not None:
+            found.append(("network.secure_norm", self.norm, False, NORM_RULE))
         if near > 0 and most > MOST_COMPLETE and 0 <= colluders < most:
             least = fewest_holders(most, colluders)
             rule = f"0, or at least {least} for {most} clients of which {colluders} may collude"
@@ -74,8 +89,8 @@ class Terms:
         c, how many clients may collude with the server.
     neighbours
         k, how many others a client deals shares to on a long list; 0 for all.
-    clip
-        Largest magnitude of an entry.
+    norm, norm_of_buffers
+        C, the longest update of the parameters, and of the buffers.
     weight
         So many examples have the weight 1, and more count no more.
     training
@@ -92,7 +107,8 @@ class Terms:
     clients: int
     colluders: int
     neighbours: int
-    clip: float
+    norm: float
+    norm_of_buffers: float
     weight: int
     training: str
     question: str
@@ -116,16 +132,30 @@ class Terms:
         kinds = {
             **dict.fromkeys(("instance", "training", "question", "model", "anchor"), str),
             **dict.fromkeys(("clients", "colluders", "neighbours", "weight"), int),
-            "clip": float,
+            **dict.fromkeys(("norm", "norm_of_buffers"), float),
         }
         if told.keys() != kinds.keys() or any(type(told[name]) is not kind for name, kind in kinds.items()):
             raise UpdateError(f"{shown(told)} are no terms of a sum")
         terms = cls(**told)
         possible = 2 <= terms.clients <= MOST_CLIENTS and 0 <= terms.colluders < terms.clients
         possible = possible and 0 <= terms.neighbours <= MOST_CLIENTS and 1 <= terms.weight < 2**63
-        if not (possible and 0 < terms.clip < math.inf):
+        possible = possible and all(0 < norm < math.inf for norm in (terms.norm, terms.norm_of_buffers))
+        if not possible:
             raise UpdateError(f"terms of a sum out of range: {shown(told)}")
         return terms
+
+    def numbers(self, parameters: int, entries: int) -> Numbers:
+        """Return how updates become numbers, of a model with so many parameters and entries, S."""
+        return Numbers(
+            clients=self.clients,
+            parameters=parameters,
+            buffers=entries - parameters,
+            clip=self.norm,
+            clip_of_buffers=self.norm_of_buffers,
+            largest_weight=self.weight,
+            # All agree to the question, too; and unlike the instance it is the same when a run is repeated.
+            key=self.question.encode(),
+        )
 
     def graph(self, members: int) -> Graph:
         """Return who deals shares to whom on a list of so many."""
