@@ -76,7 +76,7 @@ class Client:
         """Answer a question of the server's."""
         member, kind = Member(POLICY, self.peers, self.folder), content.get("what", str)
         if kind == "masked":
-            return Content.of(member.masked(content, self.state, self.key, train=self._train, n_parameters=D))
+            return Content.of(member.masked(content, self.state, self.key, train=self._train, shape=(D, D)))
         if kind == "unmask":
             return Content.of(member.unmask(content, self.state))
         answers = {"keys": member.keys, "shares": member.shares, "agree": member.agree}
@@ -129,7 +129,8 @@ class LyingServer:
             clients=len(self.keys),
             colluders=COLLUDERS,
             neighbours=0,
-            clip=8.0,
+            norm=8.0,
+            norm_of_buffers=8.0,
             weight=10,
             training=digest_of(self.training),
             question=question_of(self.training, sent),

@@ -11,7 +11,7 @@ import numpy as np
 from fedclade.core import NOT_ASKED, UpdateError
 from fedclade.flower.secure.adverts import Advert, digest_of_list
 from fedclade.flower.secure.encoding import bitmap
-from fedclade.flower.secure.numbers import ClusterSum, Masked
+from fedclade.flower.secure.numbers import MODULUS, ClusterSum, Masked
 from fedclade.flower.secure.parameters import Graph
 from fedclade.flower.secure.secrets import (
     LONGEST_SHARE,
@@ -212,7 +212,7 @@ class Group:
             for other in partners:  # what each has put on for the pair
                 pairwise = pair_mask(agreed(key, self.adverts[other].masking), scope, (client, other), size)
                 total = total - pairwise if other < client else total + pairwise
-        return total
+        return total % np.uint32(MODULUS)
 
     def _holders_in(self, clients: Collection[int], dealer: int) -> set[int]:
         """Return those of some clients that hold shares of a dealer's secrets."""

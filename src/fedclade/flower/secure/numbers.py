@@ -24,8 +24,9 @@ from fedclade.core import UpdateError
 from fedclade.flower.secure.rotation import Rotation
 
 BITS = 24
+MODULUS = 2**BITS
 BYTES_PER_ENTRY = 3
-LARGEST_SUM = 2 ** (BITS - 1) - 1
+LARGEST_SUM = MODULUS // 2 - 1
 """Largest magnitude of an entry of a sum."""
 
 SPREAD = 5.0
@@ -326,4 +327,4 @@ def _norm(vector: NDArray[np.float64]) -> float:
 
 
 def _modulo(numbers: NDArray[np.int64]) -> Masked:
-    return (numbers % 2**BITS).astype(np.uint32)
+    return (numbers % MODULUS).astype(np.uint32)
