@@ -1,8 +1,8 @@
 """How many bytes a client's part in one sum takes, by the messages' own encoding: this protocol and the one before it.
 
 The one before (four questions, shares under Fernet, no signatures but of keys) is rebuilt from its
-fields. Nothing runs: messages of the right lengths are made, and serialised by Flower. Clients have a
-list of their peers. Numbers under masks take 4 bytes an entry in both, or 3 in the last column.
+fields. Nothing runs: messages of the right lengths are made, and serialised by Flower. Clients have a list of their
+peers. Numbers under masks took 4 bytes an entry before, and take 3 now.
 
     python benchmarks/secure_bytes.py
 """
@@ -26,6 +26,7 @@ from fedclade.core import Round, UpdateQuery
 from fedclade.flower import LocalGrid, wire
 from fedclade.flower.models_sent import training_values
 from fedclade.flower.secure.encoding import DIGEST_BYTES, bitmap
+from fedclade.flower.secure.numbers import BYTES_PER_ENTRY
 from fedclade.flower.secure.parameters import Graph, fewest_holders, quorum
 from fedclade.flower.secure.secrets import new_key, public_of, seal
 from fedclade.flower.secure.terms import Terms
@@ -55,13 +56,13 @@ def some(length: int) -> bytes:
     return secrets.token_bytes(length)
 
 
-def sizes_of(stages: Mapping[str, tuple[dict[str, Any], dict[str, Any]]], width: int) -> Bytes:
+def sizes_of(stages: Mapping[str, tuple[dict[str, Any], dict[str, Any]]], masked_bytes: int) -> Bytes:
     """Return the bytes of a sum's messages, given the values of each question and its answer."""
     down = up = 0
     for stage, (asked, answered) in stages.items():
         of_all = {"what": stage, "instance": secrets.token_hex(16), "layout": "l" * 32, "run": "r" * 32}
         vectors = {"model": wire.raw(some(4 * ENTRIES), "float32", ENTRIES)} if stage == "masked" else {}
-        masked = {"masked": wire.raw(some(width * ENTRIES), "uint32", ENTRIES)} if stage == "masked" else {}
+        masked = {"masked": wire.raw(some(masked_bytes), "uint8", masked_bytes)} if stage == "masked" else {}
         question, nonce = with_nonce(wire.record({**of_all, **asked}, vectors))
         signed = {"nonce": nonce, "key": "k" * 64, "lasts": True, "signature": "s" * 128}
         answer = wire.record({"instance": of_all["instance"], **answered}, masked)
@@ -84,19 +85,25 @@ def training() -> dict[str, Any]:
 
 
 def replied() -> dict[str, Any]:
-    """Return what an answer to a training repeats and says."""
-    numbers = {"size": 600, "loss": 0.5, "norm": 0.5, "norm_of_buffers": 0.0, "clipped": 0}
-    return {"what": "masked", "round": 12, "query": 0, "purpose": "train", "model": "m" * 32, **numbers}
+    """Return what an answer to a training repeats."""
+    return {"what": "masked", "round": 12, "query": 0, "purpose": "train", "model": "m" * 32}
 
 
-def now(clients: int, colluders: int, width: int) -> Bytes:
+def now(clients: int, colluders: int) -> Bytes:
     """Return the bytes of this protocol."""
     near = fewest_holders(clients, colluders) if clients > 64 else 0
     graph = Graph.of(clients, colluders, near)
     holders, members = graph.holders or clients - 1, range(clients)
     terms = Terms(
-        **{"instance": "i" * 32, "clients": clients, "colluders": colluders, "neighbours": near, "clip": 8.0},
-        **{"weight": 600, "training": "t" * 64, "question": "q" * 64, "model": "m" * 64, "anchor": ""},
+        **{"instance": "i" * 32, "clients": clients, "colluders": colluders, "neighbours": near, "norm": 8.0},
+        **{
+            "norm_of_buffers": 8.0,
+            "weight": 600,
+            "training": "t" * 64,
+            "question": "q" * 64,
+            "model": "m" * 64,
+            "anchor": "",
+        },
     )
     scope = some(DIGEST_BYTES), some(DIGEST_BYTES)
     sealed = len(seal(some(32), scope, (1, 2), shares=(some(SEED_SHARE), some(KEY_SHARE))))
@@ -122,7 +129,7 @@ def now(clients: int, colluders: int, width: int) -> Bytes:
         "agree": ({"active": bits, **signed}, {"signature": some(SIGNATURE)}),
         "unmask": (agreed, {"shares": shares}),
     }
-    return sizes_of(stages, width)
+    return sizes_of(stages, BYTES_PER_ENTRY * terms.numbers(ENTRIES, ENTRIES).length)
 
 
 def before(clients: int, colluders: int) -> Bytes:
@@ -139,13 +146,16 @@ def before(clients: int, colluders: int) -> Bytes:
     stages = {
         "keys": ({"client": 7, "terms": terms}, advert()),
         "shares": (adverts, {"clients": list(range(near)), **dealt}),
-        "masked": ({**training(), "sources": list(range(near)), **dealt}, replied()),
+        "masked": (
+            {**training(), "sources": list(range(near)), **dealt},
+            {**replied(), "size": 600, "loss": 0.5, "norm": 0.5, "norm_of_buffers": 0.0, "clipped": 0},
+        ),
         "unmask": (
             {"active": list(range(shown)), "dead": list[int]()},
             {"shares": [some(SEED_SHARE) for _ in range(shown)]},
         ),
     }
-    return sizes_of(stages, 4)
+    return sizes_of(stages, 4 * ENTRIES)
 
 
 def lengths() -> dict[str, int]:
@@ -172,14 +182,13 @@ def main() -> None:
     """Print a table."""
     LocalGrid({})  # messages note their sender, which a grid tells Flower
     print(f"{ENTRIES:,} entries; bytes of a client and sum\n")
-    print("| clients | c | before | now: down | up | beside vectors | of before | with 3 bytes |")
-    print("|--:|--:|--:|--:|--:|--:|--:|--:|")
+    print("| clients | c | before | now: down | up | beside vectors | of before |")
+    print("|--:|--:|--:|--:|--:|--:|--:|")
     for clients, colluders in SETTINGS:
-        was, found, narrow = before(clients, colluders), now(clients, colluders, 4), now(clients, colluders, 3)
-        beside = found.both - 8 * ENTRIES
-        share, share_of_narrow = found.both / was.both, narrow.both / was.both
+        was, found = before(clients, colluders), now(clients, colluders)
+        beside = found.both - (4 + BYTES_PER_ENTRY) * ENTRIES
         row = f"| {clients:,} | {colluders} | {was.both:,} | {found.down:,} | {found.up:,} | {beside:,} "
-        print(f"{row}| {share:.1%} | {share_of_narrow:.1%} |", flush=True)
+        print(f"{row}| {found.both / was.both:.1%} |", flush=True)
 
 
 if __name__ == "__main__":

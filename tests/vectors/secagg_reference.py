@@ -10,9 +10,10 @@ comes out. Run it to compare, or with ``--write`` to make the file anew:
 from __future__ import annotations
 
 import json
+import math
 import struct
 import sys
-from hashlib import sha256
+from hashlib import sha256, shake_256
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -93,8 +94,17 @@ def ecdh(secret, other):
 
 def stream(key):
     """Return the numbers of a mask."""
-    data = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(4 * ENTRIES))
-    return list(struct.unpack(f"<{ENTRIES}I", data))
+    return unpacked(Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(3 * ENTRIES)))
+
+
+def unpacked(data):
+    """Return the numbers of three bytes each."""
+    return [int.from_bytes(data[start : start + 3], "little") for start in range(0, len(data), 3)]
+
+
+def packed(numbers):
+    """Return numbers modulo 2^24 as they travel."""
+    return b"".join((each % 2**24).to_bytes(3, "little") for each in numbers)
 
 
 def bits(chosen, members):
@@ -163,7 +173,7 @@ def compute(case):
     seeds = {i: fixed("seed", i, 31) for i in members}
     question, training = hashed("question", "{}").hex(), hashed("training", "{}").hex()
     model = sha256(b"model").hexdigest()
-    terms = ["instance", len(members) + 1, case["colluders"], k, 8.0, 10, training, question, model, ""]
+    terms = ["instance", len(members) + 1, case["colluders"], k, 8.0, 2.0, 10, training, question, model, ""]
     ctx = hashed("terms", 9, *terms)
     keys = {i: (public(masking[i]), public(sealing[i])) for i in members}
     sigma0 = {i: sign[i].sign(transcript("advert", ctx, i, *keys[i])) for i in members}
@@ -195,26 +205,26 @@ def compute(case):
     def partners(i):
         return [j for j in dealt if j != i and (j in holders[i] or i in holders[j])]
 
-    numbers = {i: list(struct.unpack(f"<{ENTRIES}I", fixed("numbers", i) * 2 + fixed("more", i, 16))) for i in dealt}
+    numbers = {i: unpacked(fixed("numbers", i) + fixed("more", i, 3 * ENTRIES - 32)) for i in dealt}
     masked, sigma1, sigma2 = {}, {}, {}
     delta = hashed("dealt", bits(dealt, members))
     for i in active:
         y = [a + b for a, b in zip(numbers[i], own_mask(i), strict=True)]
         for j in partners(i):
             y = [a + b if i < j else a - b for a, b in zip(y, pair_mask(i, j), strict=True)]
-        masked[i] = struct.pack(f"<{ENTRIES}I", *[each % 2**32 for each in y])
+        masked[i] = packed(y)
         sigma1[i] = sign[i].sign(transcript("masked", ctx, lam, delta, i, sha256(masked[i]).digest()))
         sigma2[i] = sign[i].sign(transcript("agree", ctx, lam, delta, bits(active, members)))
     total = [0] * ENTRIES
     for i in active:
         seed = opened([share(seeds[i], t, number, "seed") for number in range(1, t + 1)]) if not k else seeds[i]
         assert seed == seeds[i]
-        y = struct.unpack(f"<{ENTRIES}I", masked[i])
+        y = unpacked(masked[i])
         total = [a + b - c for a, b, c in zip(total, y, own_mask(i), strict=True)]
         for j in set(partners(i)) - set(active):
             total = [a - b if i < j else a + b for a, b in zip(total, pair_mask(i, j), strict=True)]
-    total = [each % 2**32 for each in total]
-    assert total == [sum(numbers[i][place] for i in active) % 2**32 for place in range(ENTRIES)]
+    total = [each % 2**24 for each in total]
+    assert total == [sum(numbers[i][place] for i in active) % 2**24 for place in range(ENTRIES)]
     shown = {
         "terms": terms,
         "ctx": ctx,
@@ -237,9 +247,79 @@ def compute(case):
     return json.loads(json.dumps(shown, default=lambda value: value.hex()))
 
 
+def mixed(entries, block):
+    """Multiply each block of entries by the Hadamard matrix, whose entry i, j is -1 to the number of common bits."""
+    out = []
+    for start in range(0, len(entries), block):
+        for i in range(block):
+            terms = [(-1) ** (i & j).bit_count() * entries[start + j] for j in range(block)]
+            out.append(math.fsum(terms) / math.sqrt(block))
+    return out
+
+
+def rotated(update, name, question):
+    """Return an update after the public rotation: signs, Hadamard blocks, transposition, and both again."""
+    block = 1
+    while 2 * block <= min(1024, len(update) // 16):
+        block *= 2
+    rows = -(-len(update) // block)
+    size = rows * block
+    n_bytes = -(-size // 8)
+    drawn = shake_256(b"fedclade signs of a rotation" + name.encode() + question.encode()).digest(2 * n_bytes)
+    signs = [[(-1) ** (half[k // 8] >> k % 8 & 1) for k in range(size)] for half in (drawn[:n_bytes], drawn[n_bytes:])]
+    entries = mixed([a * b for a, b in zip([*update, *[0.0] * (size - len(update))], signs[0], strict=True)], block)
+    dealt_out = [entries[row * block + column] for column in range(block) for row in range(rows)]
+    return mixed([a * b for a, b in zip(dealt_out, signs[1], strict=True)], block)
+
+
+def encode(case):
+    """Return the whole numbers of a client's update, its figures among them."""
+    q = (2**23 - 1) // case["clients"]
+    steps = min(case["cap"], q)
+    weight = max(1, round(min(case["examples"], case["cap"]) / case["cap"] * steps))
+    w = weight / steps
+    update = [math.sin(1 + 3 * k) for k in range(case["parameters"] + case["buffers"])]
+    parts = [("parameters", update[: case["parameters"]], case["norm"])]
+    parts.append(("buffers", update[case["parameters"] :], case["norm_of_buffers"]))
+    numbers, shares, is_clipped = [], [], 0
+    for name, part, most in parts:
+        norm = math.hypot(*part)
+        scale = min(1.0, most / norm)
+        entries = rotated([scale * each for each in part], name, case["question"])
+        unit = min(5.0, math.sqrt(len(entries))) * most / (math.sqrt(len(entries)) * q)
+        numbers += [round(w * min(max(each / unit, -q), q)) for each in entries]
+        shares.append(round(min(1.0, norm / most) ** 2 * q))
+        is_clipped |= norm > most
+    loss = w * case["loss"]
+    numbers += [1] * 8 + [
+        weight,
+        math.floor(loss),
+        round((loss - math.floor(loss)) * q),
+        0,
+        int(is_clipped),
+        *shares,
+        0,
+    ]
+    return [each % 2**24 for each in numbers]
+
+
+ENCODING = {
+    "clients": 7,
+    "parameters": 40,
+    "buffers": 4,
+    "norm": 8.0,
+    "norm_of_buffers": 0.5,
+    "cap": 50,
+    "examples": 20,
+    "loss": 2.25,
+    "question": "question",
+}
+
+
 def main():
     """Compare with the file, or write it."""
     found = {name: {**case, **compute(case)} for name, case in CASES.items()}
+    found["encoding"] = {**ENCODING, "numbers": encode(ENCODING)}
     if "--write" in sys.argv:
         FILE.write_text(json.dumps(found, indent=1) + "\n")
     same = found == json.loads(FILE.read_text())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import astuple
+from dataclasses import astuple, fields
 from functools import cache
 from hashlib import sha256
 from importlib.util import module_from_spec, spec_from_file_location
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedclade.flower.keys import Key
@@ -20,6 +21,7 @@ from fedclade.flower.secure.encoding import bitmap, transcript
 from fedclade.flower.secure.group import Group
 from fedclade.flower.secure.kept import Kept
 from fedclade.flower.secure.member import add_masks
+from fedclade.flower.secure.numbers import MODULUS, Contribution, Numbers, pack, unpack
 from fedclade.flower.secure.parameters import Graph
 from fedclade.flower.secure.secrets import (
     Scope,
@@ -62,8 +64,8 @@ class Sum:
         self.sealing = {client: fixed("sealing", client) for client in members}
         self.seeds = {client: fixed("seed", client, 31) for client in members}
         self.keys = {client: Key(Ed25519PrivateKey.from_private_bytes(fixed("signing", client))) for client in members}
-        names = ("instance", "clients", "colluders", "neighbours", "clip", "weight", "training", "question")
-        self.terms = Terms(**dict(zip((*names, "model", "anchor"), self.vector["terms"], strict=True)))
+        names = [each.name for each in fields(Terms)]
+        self.terms = Terms(**dict(zip(names, self.vector["terms"], strict=True)))
         context = self.terms.context
         self.adverts = {
             client: Advert(
@@ -98,7 +100,7 @@ class Sum:
 
     def numbers(self, client: int) -> np.ndarray:
         fixed = reference().fixed
-        return np.frombuffer(fixed("numbers", client) * 2 + fixed("more", client, 16), "<u4").astype(np.uint32)
+        return unpack(fixed("numbers", client) + fixed("more", client, 28))
 
 
 @pytest.mark.parametrize("name", ["complete", "sparse"])
@@ -123,7 +125,7 @@ def test_all_values_are_those_of_the_reference(name: str):
     secret = agreed(one.masking[way[0]], one.adverts[way[1]].masking)
     assert pair_mask(secret, one.scope, way, 16).tolist() == vector["pair"]
     masked = {client: add_masks(one.kept(client), one.numbers(client)) for client in one.active}
-    sent = {client: each.astype("<u4").tobytes() for client, each in masked.items()}
+    sent = {client: pack(each) for client, each in masked.items()}
     assert sent[active].hex() == vector["masked"]
     assert sha256(b"".join(sent.values())).hexdigest() == vector["all_masked"]
     key, numbers = one.keys[active].private, digest_of_numbers(sent[active])
@@ -132,7 +134,24 @@ def test_all_values_are_those_of_the_reference(name: str):
     assert bits.hex() == vector["active"]
     assert key.sign(statements.agreed(bits)).hex() == vector["sigma2"]
     exact = sum((one.numbers(client) for client in one.active), np.zeros(reference().ENTRIES, np.uint32))
-    assert exact.tolist() == vector["sum"]
+    assert (exact % MODULUS).tolist() == vector["sum"]
+
+
+def test_an_update_becomes_the_numbers_of_the_reference():
+    vector = json.loads((VECTORS / "secagg-9.json").read_text())["encoding"]
+    assert vector == {**reference().ENCODING, "numbers": reference().encode(reference().ENCODING)}
+    numbers = Numbers(
+        clients=vector["clients"],
+        parameters=vector["parameters"],
+        buffers=vector["buffers"],
+        clip=vector["norm"],
+        clip_of_buffers=vector["norm_of_buffers"],
+        largest_weight=vector["cap"],
+        key=vector["question"].encode(),
+    )
+    update = torch.sin(1 + 3 * torch.arange(vector["parameters"] + vector["buffers"], dtype=torch.float64))
+    contribution = Contribution(update=update, examples=vector["examples"], loss=vector["loss"])
+    assert numbers.encode(contribution).tolist() == vector["numbers"]
 
 
 @pytest.mark.parametrize("name", ["complete", "sparse"])
