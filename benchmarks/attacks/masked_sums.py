@@ -38,8 +38,7 @@ from flwr.app import RecordDict
 from fedclade import LocalTraining, Run, load_federation
 from fedclade.core import Layout
 from fedclade.data import Federation
-from fedclade.flower import LocalGrid, LocalNode, Network, federate, wire
-from fedclade.flower.client_app import app_for, node_settings
+from fedclade.flower import LocalGrid, LocalNode, Network, client_app, federate, wire
 from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.keys import Key
 from fedclade.flower.policy import Policy
@@ -214,11 +213,7 @@ def run_with(attack: str, federation: Federation, parts: int, rounds: int) -> Ru
             numbers = spoiled(attack, numbers, last["numbers"], last["update"])
         return masking(kept, numbers)
 
-    app = app_for(
-        lambda context: ClientHandler(
-            federation.alone(int(context.node_config["partition-id"])), make_model, **node_settings(context)
-        )
-    )
+    app = client_app(make_model, lambda context: federation.alone(int(context.node_config["partition-id"])))
     nodes = {100 + client: LocalNode(app, {"partition-id": client}) for client in range(CLIENTS)}
     member.add_masks, Numbers.encode = mask, note  # pyright: ignore[reportAttributeAccessIssue]
     try:
