@@ -109,7 +109,7 @@ def measure(clients: int, rounds: int, secure: bool, drop: bool) -> dict[str, An
         "mlp",
         rounds=rounds + 2,
         local=LocalTraining(epochs=1, batch_size=EXAMPLES),
-        network=Network(clients=clients, secure_aggregation=secure),
+        network=Network(clients=clients, secure_aggregation=secure, secure_norm=10.0),
         evaluate_every=rounds + 2,
         on_round=note,
     )

@@ -332,6 +332,7 @@ def app_of_sums(federation: Deployment, folder: Path, algorithm: str) -> tuple[P
         "out": str(folder / "real"),
         "deadline": 600.0,
         "secure_aggregation": True,
+        "secure_norm": 8.0,
         "secure_fewest": 2,
         "secure_colluders": 0,
     }

@@ -159,6 +159,28 @@ def test_a_group_with_garbage_in_it_keeps_its_model():
     assert float((mine[0, 2, 4] - theirs[0, 2, 4]).abs().max()) > 0.01
 
 
+@pytest.mark.parametrize("rule", ["mean", "trimmed_mean"])
+def test_a_run_with_three_sums_for_each_cluster_learns_like_one_with_a_single_sum(rule: Any):
+    """Clients are alike, so the median of three means is about the mean of all."""
+    network = {"secure_parts": 3, "secure_fewest": 3}
+    runs = [
+        run_of("fedavg", grid=grid_of(federation_of((0,) * 9), config=OF_THREE), rounds=1, **settings)
+        for settings in ({"aggregate": Aggregation(rule=rule), "network": network}, {"network": {"secure_fewest": 3}})
+    ]
+    three, one = (run.tree.nodes[0].params for run in runs)
+    assert float((three - one).norm()) < 0.1 * float(one.norm())
+    unguarded = [[event["kind"] for event in run.events].count("sum_unguarded") for run in runs]
+    assert unguarded == [0, 1]
+
+
+def test_clients_are_weighted_by_their_examples_though_they_register_with_size_classes():
+    sizes = [20, 40, 60, 20, 40, 60]
+    config = {**OF_THREE, "secure-aggregation": True, "trust-server-keys": True}
+    plain = run_of("fedavg", False, grid_of(federation_of((0,) * 6, sizes)), stream=True, rounds=1)
+    run = run_of("fedavg", grid=grid_of(federation_of((0,) * 6, sizes), config=config), rounds=1)
+    assert_same(run, plain)
+
+
 def test_a_cluster_that_is_too_small_keeps_its_model_and_an_event_says_why():
     run = run_of("oracle", grid=grid_of(federation_of((0, 0, 0, 1)), config=OF_THREE), rounds=1)
     assert reasons(run) == {
