@@ -121,10 +121,10 @@ def masked_reply(federation: Federation, model: torch.Tensor, lr: float) -> Cont
 
         try:
             first = ask("keys", client=0, terms=terms.text)
-            fields = [first.get(each, bytes) for each in ("masking", "sealing", "commitment")]
+            fields = [first.get(each, bytes) for each in ("masking", "sealing")]
             adverts = [Advert(0, *fields, key.public, first.get("signature", bytes))]
             adverts += [colluder(number, terms) for number in range(1, 4)]
-            ask("shares", **told(adverts))
+            ask("shares", **told(adverts, has_signers=True))
             dealt = bitmap({0, 1, 2, 3}, [0, 1, 2, 3])
             unread = {"ciphertexts": [b"x"] * 3, "promises": [b"x"] * 3}
             return ask("masked", **{**training, "dealt": dealt, "sources": [1, 2, 3], **unread})
@@ -134,10 +134,9 @@ def masked_reply(federation: Federation, model: torch.Tensor, lr: float) -> Cont
 
 def colluder(number: int, terms: Terms) -> Advert:
     """Return the keys of a client that is the server's."""
-    key, new = Key.new(), member.new_key
-    public = member.public_of
-    promise = member.commitment(member.new_seed(), terms.context)
-    return Advert(number, public(new()), public(new()), promise, key.public).signed(terms.context, key)
+    key = Key.new()
+    public = [member.public_of(member.new_key()) for _ in range(2)]
+    return Advert(number, *public, key.public).signed(terms.context, key)
 
 
 def without_one(federation: Federation) -> Federation:
