@@ -7,7 +7,7 @@ messages as Flower serialises them, keys and shares included. Evaluation is left
 client takes part until it should send its masked update, and its masks have to be taken off.
 
     python benchmarks/secure_aggregation.py
-    python benchmarks/secure_aggregation.py --clients 4 --rounds 3
+    python benchmarks/secure_aggregation.py --clients 6 --rounds 3
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fedclade import FedAvg, LocalTraining, one_client
 from fedclade.flower import LocalGrid, LocalNode, Network, client_app, federate
 from fedclade.flower.wire import Content
 
-CLIENTS, ROUNDS = (4, 10, 20), 4
+CLIENTS, ROUNDS = (6, 10, 20), 4
 EXAMPLES = 20
 COLUMNS = ("clients", "", "server, s", "a client, s", "down to a client, MB", "up from a client, MB")
 
@@ -109,7 +109,7 @@ def measure(clients: int, rounds: int, secure: bool, drop: bool) -> dict[str, An
         "mlp",
         rounds=rounds + 2,
         local=LocalTraining(epochs=1, batch_size=EXAMPLES),
-        network=Network(clients=clients, secure_aggregation=secure),
+        network=Network(clients=clients, secure_aggregation=secure, secure_norm=10.0),
         evaluate_every=rounds + 2,
         on_round=note,
     )

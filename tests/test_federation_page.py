@@ -103,7 +103,10 @@ def test_messages_have_what_the_page_says(tmp_path: Path):
         local = LocalTraining(epochs=1)
         federate(grid, algorithm, "mclr", rounds=2, local=local, network=Network(clients=4), permute=shares)
     grid = LocalGrid({10 + k: LocalNode(app, {"partition-id": k}) for k in range(4)}, DATA)
-    network, signature = Network(clients=4, secure_aggregation=True), Signature(kind="projected", dim=64)
+    network, signature = (
+        Network(clients=4, secure_aggregation=True, secure_norm=8.0),
+        Signature(kind="projected", dim=64),
+    )
     federate(grid, "cfl", "mclr", rounds=1, local=local, network=network, signature=signature)
     of_all = {"count", "means", "squares", "numbers", "labels"}
     (tmp_path / "all.csv").write_text("who,x,y\n" + "".join(f"{k % 2},{k}.5,{k % 3 % 2}\n" for k in range(60)))

@@ -58,7 +58,7 @@ class Deployment:
     share_secret
         Whether clients get a secret that the server does not have, by which they shuffle what travels.
     node_config
-        What is added to every node's config: ``"min-group=2"``. In it ``{node}`` stands for the node's number.
+        What is added to every node's config: ``"min-honest=2"``. In it ``{node}`` stands for the node's number.
     """
 
     def __init__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -214,6 +215,24 @@ def test_a_lie_is_told_to_no_sink_before_all_are_there():
     lying("alie").updates(query, ask)
     assert asked == [None]
     assert told == []
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"share": 0.0},
+        {"share": 1.0},
+        {"from_round": 1},
+        {"size": 1},
+        {"size": 2**53},
+        {"kind": "backdoor", "target": 0, "patch": 1, "poisoned": 1.0},
+        {"kind": "alie", "knows": "own"},
+    ],
+    ids=str,
+)
+def test_options_may_have_the_values_at_the_ends_of_their_ranges(given: dict[str, Any]):
+    adversary = Adversary(**{"kind": "ipm", **given})
+    assert {name: getattr(adversary, name) for name in given} == given
 
 
 @pytest.mark.parametrize(

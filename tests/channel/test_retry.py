@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedclade import LocalTraining, UpdateError
-from fedclade.core import LeftOut, Released, Retried
+from fedclade.core import REJECTED_SUM, LeftOut, Released, Retried, SumRejected
 from fedclade.core.queries import Round
 from fedclade.core.updates import DROPPED_OUT
 from tests.tiny import Attended, ScriptedClients, SpyClients, details
@@ -201,3 +201,27 @@ def test_an_answer_that_is_not_used_was_sent_all_the_same():
     attended = Attended(Moody(DELTAS).hear({9}, why="too late"), tells_releases=True)
     attended.train((5, 2, 9), MODELS, [0, 1, 0], ROUND)
     assert attended.closed(3)[-1] == Released(0, {2: 1, 5: 1, 9: 1})
+
+
+class Rejected(Moody):
+    """Clients of one cluster, whose sum is rejected."""
+
+    def train(self, ids, models, assignment, this_round, anchors=None):
+        updates = super().train(ids, models, assignment, this_round)
+        silent = tuple(updates.left_out)
+        return replace(updates, events=(SumRejected(0, "train", silent, "too long"),))
+
+
+def test_clients_of_a_rejected_sum_are_not_asked_again_and_the_round_goes_on():
+    updates, attended, spy = asked(Rejected(DELTAS).hear({5, 2, 9}, why=f"{REJECTED_SUM}: too long"))
+    assert updates.ids == ()
+    assert set(updates.left_out) == {5, 2, 9}
+    assert len(spy.calls) == 1
+    assert attended.closed(3) == (SumRejected(0, "train", (5, 2, 9), "too long"),)
+
+
+def test_events_of_all_queries_are_reported_once():
+    updates, attended, _ = asked(Rejected(DELTAS).hear({5, 2}, {5}), replace(ROUND, require_all=True))
+    assert updates.ids == (5, 2, 9)
+    events = [event for event in attended.closed(3) if isinstance(event, SumRejected)]
+    assert [event.clients for event in events] == [(5, 2), (5,), ()]

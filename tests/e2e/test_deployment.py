@@ -222,7 +222,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     app.mkdir()
     shutil.copy(EXAMPLE / "pyproject.toml", app)
     shutil.copy(Path(__file__).with_name("faulty_app.py"), app / "fedclade_app.py")
-    with Deployment(folder / "it", app, node_config="min-group=2") as deployment:
+    with Deployment(folder / "it", app, node_config="min-honest=2 max-colluders=0") as deployment:
         yield deployment
     if Path("/proc/self/environ").exists():
         eventually(lambda: not processes_of(deployment.folder))
@@ -332,7 +332,9 @@ def app_of_sums(federation: Deployment, folder: Path, algorithm: str) -> tuple[P
         "out": str(folder / "real"),
         "deadline": 600.0,
         "secure_aggregation": True,
+        "secure_norm": 8.0,
         "secure_fewest": 2,
+        "secure_colluders": 0,
     }
     (app / "pyproject.toml").write_text(tomli_w.dumps(project))
     return app, RunConfig.read(run_config(app)).config

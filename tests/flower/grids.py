@@ -70,6 +70,8 @@ def federated(grid: LocalGrid, algorithm: Any, model: Any = perceptron, **settin
 
 
 def network_of(grid: LocalGrid, **settings: Any) -> Network:
+    if settings.get("secure_aggregation"):
+        settings = {"secure_norm": 8.0, **settings}
     return Network(**{"clients": len(list(grid.get_node_ids())), "wait": 0.5, "deadline": 0.5, **settings})
 
 

@@ -27,7 +27,7 @@ from fedclade.core.queries import Round
 from fedclade.flower import wire
 from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.policy import QUERIES, Policy
-from fedclade.flower.replies import read_update, read_wins
+from fedclade.flower.replies import fits_size, read_update, read_wins, size_class
 from fedclade.flower.residuals import MOST_RESIDUALS
 from fedclade.flower.secret import read_secret, secret_model, seed_of
 from fedclade.flower.wire import Content
@@ -342,8 +342,28 @@ def test_a_private_client_clips_and_withholds_its_loss(tmp_path: Path):
     answer = ask(handler_of(privacy=CLIPPED, budget=UNBOUNDED, folder=tmp_path))
     assert float(torch.linalg.vector_norm(update_of(answer))) == pytest.approx(0.01, rel=1e-5)
     assert "loss" not in answer.values
-    read = read_update(answer, LAYOUT.size, LAYOUT.n_parameters, LAYOUT.dtype, 24, {"round": 2})
+    read = read_update(answer, LAYOUT.size, LAYOUT.n_parameters, LAYOUT.dtype, 16, {"round": 2})
     assert read.loss is None
+
+
+def test_a_client_with_a_budget_or_with_masks_reports_a_power_of_two_as_its_size(tmp_path: Path):
+    closed = [
+        handler_of(privacy=CLIPPED, budget=UNBOUNDED, folder=tmp_path),
+        handler_of(policy=Policy(secure_aggregation=True)),
+    ]
+    for client in closed:
+        assert Content.of(client.answer(Content({"what": "hello"}))).get("size", int) == 16
+    assert ask(closed[0]).get("size", int) == 16
+    assert Content.of(handler_of().answer(Content({"what": "hello"}))).get("size", int) == 24
+
+
+@pytest.mark.parametrize(
+    ("count", "registered", "fits"),
+    [(24, 24, True), (25, 24, False), (23, 24, False), (16, 16, True), (31, 16, True), (32, 16, False), (1, 1, True)],
+)
+def test_a_number_of_examples_fits_what_the_client_registered_with(count: int, registered: int, fits: bool):
+    assert fits_size(count, registered) == fits
+    assert size_class(count) <= count < 2 * size_class(count)
 
 
 def test_its_noise_is_its_own_and_never_the_same(tmp_path: Path):

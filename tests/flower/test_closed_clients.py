@@ -35,8 +35,8 @@ from tests.tiny import federation_of, task_federation
 
 WHOLE = DifferentialPrivacy(clip_norm=0.5, noise_multiplier=2.0)
 EXAMPLE = ExamplePrivacy(clip_norm=0.5, noise_multiplier=2.0)
-SECURE = Policy(secure_aggregation=True)
-SCORES = Policy(secure_aggregation=True, disclose=("scores",))
+SECURE = Policy(secure_aggregation=True, trust_server_keys=True)
+SCORES = replace(SECURE, disclose=("scores",))
 SIX = (0, 1, 0, 1, 0, 1)
 
 
@@ -53,10 +53,11 @@ def score(client: ClientHandler, models: int = 1, **words: Any) -> Content:
 
 
 def secure_run(algorithm: Any, config: Mapping[str, Any], home: Path | None = None, **settings: Any) -> Run:
-    grid = grid_of(federation_of(SIX), config={"secure-aggregation": True, **config})
+    node_config = {"secure-aggregation": True, "trust-server-keys": True, "min-honest": 2, "max-colluders": 0, **config}
+    grid = grid_of(federation_of(SIX), config=node_config)
     if home is not None:
         housed(grid, home / "clients")
-    network = network_of(grid, secure_aggregation=True, secure_fewest=2)
+    network = network_of(grid, secure_aggregation=True, secure_norm=10.0, secure_fewest=2, secure_colluders=0)
     return federated(grid, algorithm, network=network, **{"rounds": 2, **settings})
 
 
@@ -205,8 +206,8 @@ def test_what_tells_of_the_data_is_disclosed_by_name_alone(name: str):
     words = {"vectors": 1, "per_label": False, "share": 0.1, "by_label": True, "components": 1}
     sent = {"model": MODEL} if name == "descriptors" else {}
     with pytest.raises(NotDisclosedError, match=rf'the question .{name}.: .* set disclose="{name}" in its node config'):
-        ask(handler_of(policy=Policy(secure_aggregation=True, allow=allow)), name, sent, **words)
-    named = Policy(secure_aggregation=True, allow=allow, disclose=(name,))
+        ask(handler_of(policy=replace(SECURE, allow=allow)), name, sent, **words)
+    named = replace(SECURE, allow=allow, disclose=(name,))
     assert ask(handler_of(policy=named), name, sent, **words)
 
 
@@ -237,7 +238,7 @@ def test_a_client_with_secure_aggregation_sends_no_sketch_unless_its_policy_says
         NotDisclosedError, match=r'forbids sketches of its updates: .* set disclose="sketch" in its node'
     ):
         summed(handler_of(policy=SECURE))
-    for policy in (replace(SECURE, max_clear=90), Policy(secure_aggregation=True, disclose=("scores",))):
+    for policy in (replace(SECURE, max_clear=90), SCORES):
         with pytest.raises(NotDisclosedError, match="forbids sketches of its updates"):
             summed(handler_of(policy=policy))
 
@@ -288,7 +289,7 @@ def test_a_method_that_needs_sketches_says_so_at_start_and_runs_where_clients_di
     caplog: pytest.LogCaptureFixture,
 ):
     settings: dict[str, Any] = {"signature": Signature(kind="projected", dim=46), "rounds": 3}
-    run = secure_run(CFL_OF_TWO, {"disclose": "sketch", "min-group": 2}, **settings)
+    run = secure_run(CFL_OF_TWO, {"disclose": "sketch"}, **settings)
     assert len(run.tree.leaves) == 2
     assert run.config["signature"]["kind"] == "signs"
     assert (
@@ -302,7 +303,7 @@ def test_a_method_that_needs_sketches_says_so_at_start_and_runs_where_clients_di
 
 def test_subspaces_leave_where_clients_disclose_them():
     algorithm, allow = PACFL(n_clusters=2), {"allow": "train subspaces"}
-    run = secure_run(algorithm, {**allow, "disclose": "subspaces", "min-group": 2})
+    run = secure_run(algorithm, {**allow, "disclose": "subspaces"})
     assert run.summary["rounds"] == 2
     with pytest.raises(UpdateError, match=r'none of 6 clients answers the question .subspaces.*disclose="subspaces"'):
         secure_run(algorithm, allow)
@@ -397,7 +398,7 @@ def with_kind(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("with_kind")
 @pytest.mark.parametrize("level", ["", "client", "example"])
 def test_a_new_kind_of_question_is_closed_to_clients_that_are(level: str, tmp_path: Path):
-    policy = Policy(allow=("longest",), secure_aggregation=not level)
+    policy = Policy(allow=("longest",), secure_aggregation=not level, trust_server_keys=True)
     client = private_client(tmp_path, policy, level) if level else handler_of(policy=policy)
     why = r"forbids the question 'longest': .* refuse a LongestInput, which declares mechanism = '' and discloses"
     with pytest.raises(NotDisclosedError, match=why + r" = ''; declare in its class as mechanism one of 'noise', "):

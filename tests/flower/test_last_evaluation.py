@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from flwr.app import Message, RecordDict
 from flwr.app.error import Error
+from flwr.common.constant import ErrorCode
 from typer.testing import CliRunner
 
 from fedclade.cli.app import app as cli
 from fedclade.flower import LocalGrid
-from fedclade.flower.exchange import GONE
 from fedclade.flower.keys import key_of
 from fedclade.flower.server_app import show
 from fedclade.flower.wire import Content
@@ -41,7 +41,7 @@ def spoil_evaluations(grid: LocalGrid, client: int, first: int, change: Callable
         if asked < first:
             return reply
         if change is late:
-            return Message(Error(GONE, "gone"), reply_to=message)
+            return Message(Error(ErrorCode.NODE_UNAVAILABLE, "gone"), reply_to=message)
         return answered(message, change(reply.content), key_of(context))
 
     node.app = app

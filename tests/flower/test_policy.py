@@ -234,10 +234,16 @@ def test_a_damaged_count_keeps_everything_back(text: str, tmp_path: Path):
 
 def test_a_policy_is_in_the_node_config():
     config = {"allow": "train, gradients", "max-epochs": 7, "min-part": 2, "max-partings": 0, "num-partitions": 4}
-    config |= {"secure-aggregation": True, "min-group": 5}
+    config |= {"secure-aggregation": True, "min-honest": 5, "max-colluders": 0}
     policy = node_settings(Context(1, 100, config, RecordDict(), {}))["policy"]
     assert policy == Policy(
-        allow=("train", "gradients"), max_epochs=7, min_part=2, max_partings=0, secure_aggregation=True, min_group=5
+        allow=("train", "gradients"),
+        max_epochs=7,
+        min_part=2,
+        max_partings=0,
+        secure_aggregation=True,
+        min_honest=5,
+        max_colluders=0,
     )
 
 
@@ -252,7 +258,12 @@ def test_a_policy_is_in_the_node_config():
         ({"max-epochs": True}, "max-epochs in the node config should be a whole number, got True"),
         ({"max-epochs": 0, "min-part": -1}, "(?s)max-epochs should be at least 1, got 0.*min-part should be at least"),
         ({"max-releases": -1}, "max-releases should be at least 0, got -1"),
-        ({"min-group": 0}, "min-group should be at least 1, got 0"),
+        ({"min-honest": 1}, "min-honest should be at least 2, got 1"),
+        ({"max-colluders": -1}, "max-colluders should be at least 0, got -1"),
+        (
+            {"min-group": 3},
+            "min-group in the node config is gone: a sum is of at least max-colluders \\+ min-honest cli",
+        ),
         ({"secure-aggregation": 1}, "secure-aggregation in the node config should be true or false, got 1"),
     ],
 )

@@ -139,7 +139,9 @@ def test_numbers_are_scaled_beside_agreed_categories():
 
 def test_sums_under_masks_are_of_agreed_tables_too():
     grid = grid_of_frames(patients(NORTH), patients(SOUTH), patients(("rome", "oslo")))
-    network = network_of(grid, secure_aggregation=True)
+    for node in grid.nodes.values():
+        node.config = {**node.config, "min-honest": 2}
+    network = network_of(grid, secure_aggregation=True, secure_fewest=3)
     assert accuracy(federated(grid, "fedavg", network=network, **SETTINGS)) == 1.0
 
 

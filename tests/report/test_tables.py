@@ -62,6 +62,22 @@ def test_run_table_says_what_stays_with_clients(summary_run):
     assert not [line for line in lines(run_table(summary_run())) if line.startswith("personal")]
 
 
+def test_run_table_counts_sums_that_were_rejected_clipped_and_unguarded(summary_run):
+    """Under secure aggregation nobody sees a single update, so what was wrong is known of sums alone."""
+    event = {"node": 0, "query": "train", "clients": [0, 1, 2]}
+    events = [
+        {"round": 1, "kind": "sum_unguarded", **event, "sums": 1, "because": "few"},
+        {"round": 2, "kind": "sum_clipped", **event, "clipped": 2, "norm": 3.5},
+        {"round": 3, "kind": "sum_clipped", **event, "clipped": 1, "norm": 3.5},
+        {"round": 3, "kind": "sum_rejected", **event, "because": "too long"},
+    ]
+    shown = [cells(line) for line in lines(run_table(replace(summary_run(), events=events)))]
+    assert ["sums rejected", "1; their clusters kept their models"] in shown
+    assert ["updates clipped", "3 in 2 sums, by network.secure_norm"] in shown
+    assert ["sums unguarded", "from round 1 on one client can turn the mean of a cluster"] in shown
+    assert "sums" not in "\n".join(lines(run_table(summary_run())))
+
+
 def test_run_table_counts_answers_that_were_left_out(summary_run):
     event = {"round": 1, "kind": "left_out", "node": 0, "query": "train"}
     events = [{**event, "clients": {"0": "dropped out", "3": "too late"}}, {**event, "clients": {"1": "loss nan"}}]

@@ -9,6 +9,8 @@ Where the paper leaves a choice, this file makes it:
   with ``stop_when_stationary`` it ends in the first round in which every cluster is done.
 - A cluster's children go on from θ + Δθ_c, the model that its last round led to (Algorithm 2 line 7, then Algorithm 3
   lines 7 and 8). The node itself keeps θ, at which the updates before the split were made (eq. 47).
+- Under secure aggregation nobody knows the norm of a single update, and eq. 33 takes the root mean square of the
+  members' norms in place of the largest. A cluster is so split later, if at all.
 - With a client fraction below 1 the criteria are first looked at on the cohort. If they call for a split, the absent
   members are asked for their updates at the same model, and the updates of all members decide. No similarity is made
   up: members that do not answer even then wait at the node, and join a child when they do (Algorithm 4).

@@ -15,6 +15,7 @@ from fedclade.channel.middleware import Middleware
 from fedclade.core import (
     DROPPED_OUT,
     NOT_ASKED,
+    REJECTED_SUM,
     TOO_LATE,
     Ask,
     DescriptorQuery,
@@ -57,14 +58,17 @@ class Retrying(Middleware):
         what = query.round.purpose if query.kind == "train" else query.kind
         updates = self._asked(query, ask)
         for _ in range(self._retries):
-            absent = [client for client in query.ids if updates.left_out.get(client, AWAY) != AWAY]
+            absent = [client for client in query.ids if _may_reply(updates.left_out.get(client, AWAY))]
             if not absent or (updates.ids and not query.round.require_all):
                 break
             more = self._asked(query.select(absent), ask)
             self._events.append(Retried(0, what, clients=len(absent), answered=len(more.ids)))
             updates = updates.concat(more).select(query.ids)
-        if updates.left_out:
-            self._events.append(_left_out(what, updates.left_out))
+        self._events += updates.events
+        # A rejected sum has an event of its own, which does not name each of its clients as one that failed.
+        absent = {client: why for client, why in updates.left_out.items() if not why.startswith(REJECTED_SUM)}
+        if absent:
+            self._events.append(_left_out(what, absent))
         if updates.limited:
             self._events.append(Limited(0, what, dict(sorted(updates.limited.items()))))
         self._count(updates, travels=query.round.sends_updates)
@@ -132,7 +136,9 @@ class Retrying(Middleware):
     def _count(self, reply: Updates | Evaluation, *, travels: bool) -> None:
         """Note whether a query that the round is made of was answered."""
         self._awaited |= travels
-        self._answered |= {travels} if reply.ids else set()
+        # Clients whose sum was rejected did reply. The round goes on, or one malicious client would end the run.
+        is_rejected = any(why.startswith(REJECTED_SUM) for why in reply.left_out.values())
+        self._answered |= {travels} if reply.ids or is_rejected else set()
         self._left_out |= reply.left_out
 
     def _asked(self, query: UpdateQuery, ask: Ask) -> Updates:
@@ -148,6 +154,11 @@ class Retrying(Middleware):
         known = {*updates.ids, *updates.left_out}
         silent = {client: DROPPED_OUT for client in query.ids if client not in known}
         return replace(updates, left_out={**updates.left_out, **silent}) if silent else updates
+
+
+def _may_reply(why: str) -> bool:
+    """Return whether a client that was left out for this reason may reply if it is asked again."""
+    return why != AWAY and not why.startswith(REJECTED_SUM)
 
 
 def _left_out(query: str, why: Mapping[int, str]) -> LeftOut:

@@ -131,6 +131,44 @@ class Limited(Event):
     clients: Mapping[int, str]
 
 
+# Secure aggregation
+
+
+@dataclass(frozen=True)
+class _OfSum(Event):
+    query: str
+    clients: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class SumRejected(_OfSum):
+    """A sum over these clients cannot come from clients that keep to the protocol, so it is not used."""
+
+    kind = "sum_rejected"
+
+    because: str
+
+
+@dataclass(frozen=True)
+class SumClipped(_OfSum):
+    """So many of the updates in a sum over these clients were longer than ``norm``, and were shortened to it."""
+
+    kind = "sum_clipped"
+
+    clipped: int
+    norm: float
+
+
+@dataclass(frozen=True)
+class SumUnguarded(_OfSum):
+    """One of these clients alone can turn the mean of its cluster to any direction: there are too few sums."""
+
+    kind = "sum_unguarded"
+
+    sums: int
+    because: str
+
+
 @dataclass(frozen=True)
 class TooFew(Event):
     """Fewer clients of a cluster answered than ``min_clients``, so it keeps its model."""

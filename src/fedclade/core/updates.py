@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedclade.core.aggregation import Aggregation
 from fedclade.core.errors import UpdateError
+from fedclade.core.events import Event
 
 LARGEST_NORM = 1e18
 """Of an update: the product of two larger ones overflows float32, and no similarity could be computed."""
@@ -29,6 +30,9 @@ KEEPS_NONE = "keeps no model of its own"
 
 NOT_ASKED = "not asked"
 """How the reason begins why a client is left out that was sent nothing."""
+
+REJECTED_SUM = "sum rejected"
+"""How the reason begins why a client is left out whose update is in a sum that is not used."""
 
 CONVERTED_AT_A_TIME = 2**17
 """Entries of updates that are converted to float64 at once: 1 MiB, which stays in a processor's cache."""
@@ -88,6 +92,8 @@ class Updates:
         The training examples that each client says it has trained on, float64 ``[n]``, where some count with fewer.
     shortened
         What the parameters of each update were multiplied by, float64 ``[n]``, where some were too long.
+    events
+        What happened on the way and belongs in the log of the run, such as a sum that was rejected.
     """
 
     ids: tuple[int, ...]
@@ -105,6 +111,7 @@ class Updates:
     aggregation: Aggregation | None = None
     uncapped: Tensor | None = None
     shortened: Tensor | None = None
+    events: tuple[Event, ...] = ()
 
     @classmethod
     def received(
@@ -234,8 +241,9 @@ class Updates:
         """
         left_out = {c: why for c, why in {**self.left_out, **other.left_out}.items() if c not in self.ids + other.ids}
         limited = {**self.limited, **other.limited}
+        events = self.events + other.events
         if not self.ids or not other.ids:
-            return replace(self if self.ids else other, left_out=left_out, limited=limited)
+            return replace(self if self.ids else other, left_out=left_out, limited=limited, events=events)
         if (sketches := self.sketches) is not None:
             sketches = torch.cat([sketches, other.signatures if other.sketches is None else other.sketches])
         sums = None
@@ -259,6 +267,7 @@ class Updates:
             aggregation=self.aggregation,
             uncapped=_filled((self.uncapped, self.sizes), (other.uncapped, other.sizes)),
             shortened=_filled(*((each.shortened, torch.ones_like(each.sizes)) for each in (self, other))),
+            events=events,
         )
 
     @cached_property

@@ -52,6 +52,7 @@ from fedclade.flower.models_sent import models_of_mixture, read_mixture
 from fedclade.flower.node_store import NodeStore, uses_kept
 from fedclade.flower.policy import NotDisclosedError, Policy
 from fedclade.flower.private_replies import ErrorShield, without_details
+from fedclade.flower.replies import size_class
 from fedclade.flower.residuals import Residuals
 from fedclade.flower.schema_exchange import encoding_digest
 from fedclade.flower.secret import secret_digest, secret_model, seed_of
@@ -60,7 +61,7 @@ from fedclade.flower.shifts import read_query
 from fedclade.flower.sketch_log import Projection, Sketched, SketchLog
 from fedclade.flower.statistics import as_values
 from fedclade.flower.trainer import Trainer
-from fedclade.flower.training_asked import TrainingAsked
+from fedclade.flower.training_asked import TrainingAsked, TrainingFailedError
 from fedclade.flower.usage import Usage, UsageLog, cost_of
 from fedclade.flower.wire import Content, shown
 from fedclade.models import Parts
@@ -114,7 +115,8 @@ class ClientHandler:
         self._sketch_log = SketchLog(folder)
         # Whether nothing leaves it in clear but what its policy names.
         self._is_closed = self._policy.is_closed(private=privacy is not None)
-        self._member = Member(self._policy, peers)
+        self._policy.check_keys_known(peers is not None)
+        self._member = Member(self._policy, peers, folder)
         self._imports = {*self._policy.imports, *([model] if isinstance(model, str) else [])}
         module, parts = self._make(seed), parts or Parts()
         note_unsent_buffers(module, federation.pool.schema)
@@ -210,10 +212,15 @@ class ClientHandler:
             "shifts": self._shifts,
             "descriptors": self._descriptors,
             "keys": lambda content: member.keys(content, state, key),
-            "shares": lambda content: member.shares(content, state),
+            "shares": lambda content: member.shares(content, state, key),
             "masked": lambda _: member.masked(
-                whole, state, partial(self._trained_for_sum, state=state), self._layout.n_parameters
+                whole,
+                state,
+                key,
+                train=partial(self._trained_for_sum, state=state),
+                shape=(self._layout.n_parameters, self._layout.size),
             ),
+            "agree": lambda content: member.agree(content, state, key),
             "unmask": lambda content: member.unmask(content, state),
         }
         kind = content.get("what", str)
@@ -289,7 +296,7 @@ class ClientHandler:
             {
                 "number": -1 if self._number is None else self._number,
                 "name": self._data.name,
-                "size": self._clients().sizes[self._data.id],
+                "size": self._reported_size(self._clients().sizes[self._data.id]),
                 "schema": wire.to_json(self._federation.pool.schema),
                 "description": description if is_own else str(self._federation),
                 "layout": wire.layout_digest(self._layout),
@@ -300,6 +307,10 @@ class ClientHandler:
                 "secret": "" if self._secret is None else secret_digest(self._secret),
             }
         )
+
+    def _reported_size(self, count: int) -> int:
+        """Return how many training examples the client reports; a closed client, its size class."""
+        return size_class(count) if self._is_private or self._policy.secure_aggregation else count
 
     def _initial(self, content: Content) -> RecordDict:
         """Draw initial models from the clients' secret: the server, which knows its own seeds, must not know them."""
@@ -338,7 +349,7 @@ class ClientHandler:
         else:
             updates = self._clients().gradients(ids, models, [0], asked.round)
         if updates.left_out:
-            raise UpdateError(updates.left_out[self._data.id])
+            raise TrainingFailedError(updates.left_out[self._data.id])
         return updates
 
     def _train(self, content: Content, state: RecordDict | None) -> RecordDict:
@@ -352,11 +363,13 @@ class ClientHandler:
         names = list(map(str, range(mixture))) or ["model"]
         trained = b"".join(content.vectors.get(name, b"") for name in names)
         what = f"{content.values['what']} {content.values['purpose']}"
+        is_in_parts = content.values["what"] == "train" and content.values["part_size"] > 0
         return wire.record(
             {
                 **{name: content.values[name] for name in ("what", "round", "query", "purpose")},
                 "model": wire.digest(trained),
-                "size": int(updates.sizes[0]),
+                # Of equal parts the query itself says how many examples they have.
+                "size": int(updates.sizes[0]) if is_in_parts else self._reported_size(int(updates.sizes[0])),
                 "encoding": residuals.encoding,
                 **({} if loss != loss else {"loss": loss}),  # NaN: it is withheld from the server
                 **({} if updates.components is None else {"component": int(updates.components[0])}),
@@ -374,6 +387,9 @@ class ClientHandler:
         parts = replicates if replicates > 1 and content.get("compares_parts", bool) else 0
         sketch = self._signs(content, parts + signs, state) if parts or signs else None
         updates = self._trained(content, state, sketch)
+        if self._is_private and not content.get("part_size", int):
+            # Noise covers the update and not the weight, which is what the client registered with.
+            updates = replace(updates, sizes=torch.tensor([self._reported_size(len(self._data.train))]).double())
         if not signs or sketch is None:
             return updates
         update = updates.required_deltas[:, : updates.n_parameters]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from fedclade.channel import Meter
@@ -19,7 +20,6 @@ from fedclade.flower.wire import Content, clean, untrusted
 AT_ONCE = 8  # messages that are pushed or polled together: a grid holds all of a call in memory
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between two polls; they double while no answer comes
 LOG_EVERY = 30.0  # seconds after which the log reports how many have answered
-GONE = 5  # Flower's code of the error reply that a SuperLink makes for a node that is no longer there
 UNREACHED = "could not be sent a message"  # why a client is left out whose message the grid did not take
 
 T = TypeVar("T")
@@ -109,7 +109,7 @@ class Exchange:
     def _read(self, reply: Message, request: Request) -> Content | str:
         if reply.has_error():  # which a SuperLink makes in its own name
             code, reason = reply.error.code, clean(reply.error.reason or "")
-            return DROPPED_OUT if code == GONE else f"error {code}: {reason}"
+            return DROPPED_OUT if code == ErrorCode.NODE_UNAVAILABLE else f"error {code}: {reason}"
         if reply.metadata.src_node_id != request.node:
             return f"answered by another node, {reply.metadata.src_node_id}"
         try:

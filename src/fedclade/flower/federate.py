@@ -41,6 +41,7 @@ from fedclade.flower.keys import read_keys
 from fedclade.flower.newcomers import NewcomerLimit
 from fedclade.flower.node_registry import NodeRegistry
 from fedclade.flower.secure.fits import announcement, check_sums, with_signs
+from fedclade.flower.secure.norms import NormsByRound
 from fedclade.flower.secure.setting import SecureAggregation
 from fedclade.flower.secure.terms import SecureRules
 from fedclade.runs import (
@@ -107,13 +108,19 @@ class Network:
         Whether the server gets sums of updates alone, one for each cluster (:mod:`fedclade.flower.secure`).
     secure_fewest
         A sum is of so many clients at least; smaller clusters keep their model.
-    secure_threshold
-        Share of a sum's clients that must stay for it to be had, above one half: the more, the more have to collude
-        with the server to see an update.
+    secure_colluders
+        With how many clients of a sum the server may collude, and learn nothing but the sum of the others: more than
+        half of all clients and these must stay for it to be had.
     secure_neighbours
-        How many others each client shares masks with; 0 for all.
-    secure_clip
-        Largest magnitude of an entry of an update; what is larger is cut off.
+        To how many others each client deals shares of its secrets, in sums of more than 64 clients; 0 for all.
+    secure_norm
+        The longest update that a client may add to a sum, in parameter units; longer ones are shortened. It has to be
+        set with ``secure_aggregation``. In later rounds the limit is twice the root mean square of the norms of earlier
+        sums, never more than this.
+    secure_parts
+        Into how many disjoint sums the clients of a cluster are dealt, if they are enough: 1, or at least 3. A
+        malicious client can turn the mean of its sum; of three or more sums one robust mean is taken, by
+        ``aggregate.rule``, or their median.
 
     Raises
     ------
@@ -130,10 +137,11 @@ class Network:
     largest_weight: float = 2.0
     largest_norm: float = 20.0
     secure_aggregation: bool = False
-    secure_fewest: int = 3
-    secure_threshold: float = 0.66
+    secure_fewest: int = 4
+    secure_colluders: int = 1
     secure_neighbours: int = 0
-    secure_clip: float = 8.0
+    secure_norm: float | None = None
+    secure_parts: int = 1
 
     def __post_init__(self) -> None:
         require(
@@ -150,7 +158,13 @@ class Network:
     @property
     def rules(self) -> SecureRules:
         """The rules of secure aggregation."""
-        return SecureRules(self.secure_fewest, self.secure_threshold, self.secure_neighbours, self.secure_clip)
+        return SecureRules(
+            fewest=self.secure_fewest,
+            colluders=self.secure_colluders,
+            neighbours=self.secure_neighbours,
+            norm=self.secure_norm,
+            parts=self.secure_parts,
+        )
 
     @property
     def described(self) -> dict[str, Any]:
@@ -239,7 +253,7 @@ def federate(
     settings.check_enough(len(joined))
     if network.secure_aggregation:
         settings = with_signs(settings)
-        check_sums(settings, algorithm, len(joined))
+        check_sums(settings, algorithm, len(joined), parts=network.secure_parts)
         weighs = settings.task.class_weights == "balanced"
         if disclosed := announcement(settings, algorithm, statistics=registry.scaled or weighs):
             _log.warning(disclosed)
@@ -276,9 +290,17 @@ def federate(
     parted_by = settings.signature.sketch_of_parts(settings.seed, layout)
     of_network = {"largest_weight": network.largest_weight, "largest_norm": network.largest_norm}
     limits = settings.aggregate.limits(untrusted=True, **of_network)
-    signed, of_sums = sketch if algorithm.compares and sketch else Nothing(), replace(limits, clip_above=math.inf)
-    told = Limiting(of_sums, layout.n_parameters, lambda: joined.sizes)  # by norms that clients tell
-    secure = SecureAggregation(network.rules, signed, told) if is_secure else None
+    secure = None
+    if network.secure_aggregation and network.secure_norm is not None:
+        weights_alone = replace(limits, largest_norm=math.inf, clip_above=math.inf)
+        secure = SecureAggregation(
+            network.rules,
+            compared=sketch if algorithm.compares and sketch else Nothing(),
+            limiting=Limiting(weights_alone, layout.n_parameters, lambda: joined.sizes),
+            norms=NormsByRound(network.secure_norm, path),
+            rule=settings.aggregate,
+            withholds_losses=settings.privacy is not None,
+        )
     grid_clients = GridClients(exchange, registry, layout, task, parted_by, network.wait, secure)
     labels = (joined.schema.labels or 0) if task.balanced else 0
     if registry.statistics is None and (registry.scaled or labels):

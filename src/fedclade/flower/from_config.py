@@ -131,7 +131,7 @@ class RunConfig:
                 problems.append(str(error))
         problems += [
             f"network.encoding = {apps.encoding!r} is for updates that are sent one by one, and those of "
-            "network.secure_aggregation = true are whole numbers of 32 bits; leave it out"
+            "network.secure_aggregation = true are whole numbers of 24 bits; leave it out"
             for network, apps in (each for each in found if isinstance(each, tuple))
             if network.secure_aggregation and apps.encoding != "float32"
         ]
@@ -140,7 +140,12 @@ class RunConfig:
         read = cls(found[0], *found[1])
         if read.network.secure_aggregation:
             config = read.config
-            check_sums(with_signs(config.settings), config.built_algorithm({}), config.data.get("clients") or 0)
+            check_sums(
+                with_signs(config.settings),
+                config.built_algorithm({}),
+                config.data.get("clients") or 0,
+                parts=read.network.secure_parts,
+            )
         return read
 
     def as_dict(self) -> dict[str, Any]:

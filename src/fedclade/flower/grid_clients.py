@@ -42,6 +42,7 @@ from fedclade.flower.replies import (
     are_singular,
     evaluation_of,
     examples_trained_on,
+    largest_of_class,
     read_scores,
     read_update,
     read_wins,
@@ -296,6 +297,7 @@ class GridClients(Workers):
 
     def _examples(self, client: int, split: Split) -> int | None:
         """Return how many examples a client is scored on, if that is known."""
-        if split == "train" and self._task.kind != "language":
-            return self._registry.clients.sizes[client]
+        size = self._registry.clients.sizes[client]
+        if split == "train" and self._task.kind != "language" and largest_of_class(size) == size:
+            return size
         return self._scored.get((client, split))

@@ -9,15 +9,11 @@ from uuid import uuid4
 from flwr.app import Context, Message, RecordDict
 from flwr.app.error import Error
 from flwr.clientapp import ClientApp
-from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
-
-from fedclade.flower.exchange import GONE
-
-APP_FAILED = 2  # Flower's code of the error reply for a client app that raises
 
 
 @dataclass
@@ -87,13 +83,15 @@ class LocalGrid(Grid):
         node = message.metadata.dst_node_id
         there = self.nodes.get(node)
         if there is None or not there.connected:
-            return Message(Error(GONE, "the node is not connected"), reply_to=message)
+            return Message(Error(ErrorCode.NODE_UNAVAILABLE, "the node is not connected"), reply_to=message)
         state = self._states.setdefault(node, RecordDict())
         context = Context(self._run.run_id, node, dict(there.config), state, dict(self._run_config))
         try:
             return _sent(there.app(_sent(message), context))
         except Exception as error:  # of whatever kind: it is the app's, and a SuperNode survives it too
-            return Message(Error(APP_FAILED, f"{type(error).__name__}: {error}"), reply_to=message)
+            return Message(
+                Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error).__name__}: {error}"), reply_to=message
+            )
 
 
 def _sent(message: Message) -> Message:

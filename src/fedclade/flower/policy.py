@@ -40,7 +40,9 @@ _NAMES = {
     "disclose": "names of what leaves it in clear",
 }
 
-_FLAGS = ("secure-aggregation", "share-schema")
+_FLAGS = ("secure-aggregation", "share-schema", "trust-server-keys")
+
+_LOWEST = {"max_clear": 0, "max_colluders": 0, "min_honest": 2}
 
 _NUMBERS = ("scores-epsilon",)
 
@@ -88,7 +90,9 @@ class Policy:
     max_releases: int = 5_000  # updates that leave, in all
     max_evaluations: int | None = None  # models that are scored, or trained for the client itself, in all
     secure_aggregation: bool = False  # whether updates leave under masks alone, for a sum
-    min_group: int = 3  # fewest clients of a sum that an update may be part of
+    max_colluders: int = 1  # clients of a sum that may collude with the server, without learning more than the sum
+    min_honest: int = 3  # fewest other clients of a sum, and this one, that do not
+    trust_server_keys: bool = False  # whether others' keys may come from the server: no guarantee if it lies
     share_schema: bool | None = None  # whether categories, labels and words leave; None: without differential privacy
     disclose: tuple[str, ...] = ()  # what may leave in clear all the same, of ``disclosures()``, if it is closed
     max_clear: int | None = None  # directions whose signs leave beside masked updates; None: D / CLEAR_SHARE, or 0
@@ -108,7 +112,7 @@ class Policy:
         texts = {*_NAMES, *(name.replace("-", "_") for name in (*_FLAGS, *_NUMBERS))}
         limits = {name: value for name, value in asdict(self).items() if name not in texts and value is not None}
         from_zero = (*_IN_ALL, "max_clear", "max_sketches")
-        lowest = {name: 0 if name in from_zero else 1 for name in limits}
+        lowest = {name: _LOWEST.get(name, 0 if name in from_zero else 1) for name in limits}
         epsilon = self.scores_epsilon
         require(
             *((_key(n), value, value >= lowest[n], f"at least {lowest[n]}") for n, value in limits.items()),
@@ -139,6 +143,11 @@ class Policy:
                 kind = "a number" if key in _NUMBERS else "a whole number"
                 kind = "true or false" if key in _FLAGS else kind
                 problems.append(f"{key} in the node config should be {kind}, got {shown(value)}")
+            elif key == "min-group":
+                problems.append(
+                    "min-group in the node config is gone: a sum is of at least max-colluders + min-honest clients; "
+                    "set these"
+                )
             elif key.startswith(("max-", "min-")):
                 problems.append(unknown("limit in the node config:", key, names.keys() - {*_NAMES, *_FLAGS, *_NUMBERS}))
         if problems:
@@ -191,12 +200,31 @@ class Policy:
                 "network.secure_aggregation = true in the run config"
             )
 
-    def check_group(self, clients: int) -> None:
-        """Check of how many clients a sum is that an update should be part of."""
-        if clients < self.min_group:
+    def check_keys_known(self, has_peers: bool) -> None:
+        """Check that a client that insists on sums knows the others' keys; a ConfigError otherwise."""
+        if self.secure_aggregation and not has_peers and not self.trust_server_keys:
+            raise ConfigError(
+                "secure-aggregation=true in the node config needs a peers-file, a list of the other clients' keys from "
+                "elsewhere than from the server, which could otherwise play them all; or set trust-server-keys=true, "
+                "which protects from no server that lies"
+            )
+
+    def check_colluders(self, colluders: int) -> None:
+        """Check with how many colluding clients a sum is to cope."""
+        if colluders < self.max_colluders:
             raise PolicyError(
-                f"this client takes part in sums of at least {self.min_group} clients (min-group in its node config), "
-                f"and is asked for one of {clients}"
+                f"this client takes part in sums that cope with {self.max_colluders} colluding clients (max-colluders "
+                f"in its node config), and is asked for one that copes with {colluders}; set "
+                f"network.secure_colluders = {self.max_colluders}"
+            )
+
+    def check_group(self, clients: int, colluders: int) -> None:
+        """Check of how many clients a sum is that an update should be part of."""
+        least = colluders + self.min_honest
+        if clients < least:
+            raise PolicyError(
+                f"this client takes part in sums of at least {least} clients (min-honest in its node config, and "
+                f"{colluders} that may collude), and is asked for one of {clients}"
             )
 
     def check_clear(self, count: int, n_parameters: int) -> None:

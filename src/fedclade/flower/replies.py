@@ -43,6 +43,24 @@ def examples(content: Content, name: str) -> int:
     return count
 
 
+def size_class(count: int) -> int:
+    """Return the largest power of two that is not above a number of examples.
+
+    A client with a privacy budget, or with secure aggregation, reports it in place of the number.
+    """
+    return 1 << (count.bit_length() - 1)
+
+
+def largest_of_class(registered: int) -> int:
+    """Return the most examples that a client can have that registered with a number or with a size class."""
+    return 2 * registered - 1 if size_class(registered) == registered else registered
+
+
+def fits_size(count: int, registered: int) -> bool:
+    """Return whether a client may have so many examples that registered with a number or with a size class."""
+    return registered <= count <= largest_of_class(registered)
+
+
 def examples_trained_on(query: UpdateQuery, joined_with: int) -> int:
     """Return from how many training examples a client's update should be: equal parts leave some of them out."""
     in_parts = query.round.replicates * query.round.part_size if query.kind == "train" else 0

@@ -12,7 +12,7 @@ from flwr.app import MessageType, RecordDict
 from torch import Tensor
 
 from fedclade.core import Statistics, StatisticsQuery, UpdateError, bounded
-from fedclade.flower.replies import MOST_EXAMPLES
+from fedclade.flower.replies import MOST_EXAMPLES, fits_size
 from fedclade.flower.wire import Content, shown, typed
 
 TYPES: Mapping[str, tuple[type, torch.dtype]] = {
@@ -65,7 +65,7 @@ def summed(
     def read(client: int, content: Content) -> Statistics:
         content.has_only(())
         found = read_statistics(content.values, columns if query.inputs else 0, query.labels)
-        if found.count != sizes[client]:
+        if not fits_size(found.count, sizes[client]):
             raise UpdateError(f"sums of {found.count} training examples, but the client joined with {sizes[client]}")
         return found
 

@@ -14,6 +14,10 @@ from fedclade.flower.wire import Content
 LARGEST_SKETCH = 2**20  # entries that a signature may be asked to have: memory is allocated for them
 
 
+class TrainingFailedError(UpdateError):
+    """A client's training ended in an update that cannot be used, such as one with entries that are not finite."""
+
+
 @dataclass(frozen=True)
 class TrainingAsked:
     """One round of training, or a gradient: of which models, and for whom.

@@ -23,6 +23,9 @@ from fedclade.core import (
     ParameterTree,
     Reconnected,
     Refused,
+    SumClipped,
+    SumRejected,
+    SumUnguarded,
     Withheld,
 )
 from fedclade.report import outcome as outcomes
@@ -138,6 +141,7 @@ def facts(run: Run) -> Iterator[tuple[str, str]]:
         yield "left out", f"{count(len(lost), 'answer')}: {absent:,} absent, {len(lost) - absent:,} unusable"
     if limited := [client for _, event in events_of(run.events, Limited) for client in event.clients]:
         yield "limited", f"{count(len(limited), 'answer')} of {count(len(set(limited)), 'client')}"
+    yield from _sums(run)
     if privacy := s.get("privacy"):
         yield "privacy", _privacy(**privacy)
     if withheld := sum(event.clusters for _, event in events_of(run.events, Withheld)):
@@ -146,6 +150,17 @@ def facts(run: Run) -> Iterator[tuple[str, str]]:
     yield "traffic", f"{traffic(s['bytes_up'])} up, {traffic(s['bytes_down'])} down"
     phases = ", ".join(f"{phase} {duration(seconds[phase])}" for phase in ("train", "evaluate", "server"))
     yield "time", f"{duration(seconds['total'])}: {phases}"
+
+
+def _sums(run: Run) -> Iterator[tuple[str, str]]:
+    """Yield what happened to sums under secure aggregation; nothing if all were used as they came."""
+    if rejected := events_of(run.events, SumRejected):
+        yield "sums rejected", f"{len(rejected):,}; their clusters kept their models"
+    if shortened := events_of(run.events, SumClipped):
+        updates = sum(event.clipped for _, event in shortened)
+        yield "updates clipped", f"{updates:,} in {count(len(shortened), 'sum')}, by network.secure_norm"
+    if unguarded := events_of(run.events, SumUnguarded):
+        yield "sums unguarded", f"from round {unguarded[0][0]} on one client can turn the mean of a cluster"
 
 
 def _adversaries(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

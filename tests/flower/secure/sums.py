@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Array, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from fedclade import LocalTraining
@@ -18,8 +19,11 @@ from fedclade.flower import wire
 from fedclade.flower.keys import Key
 from fedclade.flower.models_sent import ModelsSent, training_values
 from fedclade.flower.policy import Policy
+from fedclade.flower.secure.kept import Kept
 from fedclade.flower.secure.member import Member
+from fedclade.flower.secure.norms import NormsByRound
 from fedclade.flower.secure.rounds import secure_updates
+from fedclade.flower.secure.secrets import digest_of_numbers
 from fedclade.flower.secure.setting import Members, SecureAggregation
 from fedclade.flower.secure.terms import SecureRules
 from fedclade.flower.wire import Content
@@ -27,7 +31,10 @@ from fedclade.flower.wire import Content
 D, S = 40, 42
 """Parameters, and entries with two buffers."""
 
-RULES = SecureRules(fewest=3, threshold=0.66, neighbours=0, clip=8.0)
+LONGEST = 20.0
+"""C, that no update of a test exceeds."""
+
+RULES = SecureRules(fewest=3, colluders=1, neighbours=0, norm=LONGEST)
 
 
 @dataclass
@@ -37,31 +44,40 @@ class Party:
     client: int
     size: int = 10
     beside: int = 0
-    policy: Policy = field(default_factory=Policy)
+    policy: Policy = field(default_factory=lambda: Policy(min_honest=2))
     peers: Mapping[str, int] | None = None
     key: Key = field(default_factory=Key.new)
     state: RecordDict = field(default_factory=RecordDict)
+    folder: Path | None = None
+    loss: float = 0.5
+    scale: float = 1.0
+    failure: Exception | None = None
+    update_seed: int | None = None
 
     @property
     def update(self) -> Tensor:
-        return torch.randn(S, generator=torch.Generator().manual_seed(self.client))
+        seed = self.client if self.update_seed is None else self.update_seed
+        return self.scale * torch.randn(S, generator=torch.Generator().manual_seed(seed))
 
     def answer(self, content: Content) -> RecordDict:
-        member = Member(self.policy, self.peers)
+        member = Member(self.policy, self.peers, self.folder)
         kind = content.get("what", str)
-        if kind == "keys":
-            return member.keys(content, self.state, self.key)
         if kind == "masked":
-            return member.masked(content, self.state, self._train, D)
-        return (member.shares if kind == "shares" else member.unmask)(content, self.state)
+            return member.masked(content, self.state, self.key, train=self._train, shape=(D, S))
+        if kind == "unmask":
+            return member.unmask(content, self.state)
+        answers = {"keys": member.keys, "shares": member.shares, "agree": member.agree}
+        return answers[kind](content, self.state, self.key)
 
     def _train(self, content: Content) -> Updates:
         assert content.get("what", str) == "train"
+        if self.failure is not None:
+            raise self.failure
         beside = torch.full((self.beside,), float(self.client))
         deltas = torch.cat([self.update, beside])[None]
         one = torch.ones(1, dtype=torch.float64)
         return Updates(
-            ids=(self.client,), sizes=self.size * one, losses=0.5 * one, norms=one, n_parameters=D, deltas=deltas
+            ids=(self.client,), sizes=self.size * one, losses=self.loss * one, norms=one, n_parameters=D, deltas=deltas
         )
 
 
@@ -75,6 +91,7 @@ class Room:
 
     parties: dict[int, Party]
     spoilt: dict[tuple[int, str], Spoil] = field(default_factory=dict[tuple[int, str], Spoil])
+    sums: int = 0
     asked: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     seeds: dict[int, bytes] = field(default_factory=dict[int, bytes])
     questions: dict[tuple[int, str], Content] = field(default_factory=dict[tuple[int, str], Content])
@@ -103,7 +120,7 @@ class Room:
             self.questions[client, what] = question
             try:
                 answer = self.parties[client].answer(question)
-                if what == "masked":
+                if what == "shares":
                     self.seeds[client] = self.parties[client].state.config_records["fedclade.secure"]["seed"]  # pyright: ignore
                 spoilt = self.spoilt.get((client, what), lambda honest: honest)(answer)
                 if spoilt is None:
@@ -119,6 +136,19 @@ class Room:
     def drop(self, client: int, what: str) -> None:
         self.spoilt[client, what] = lambda honest: None
 
+    def put(self, client: int, data: bytes) -> None:
+        """Let a client sign and send another masked vector than its own."""
+
+        def spoil(honest: RecordDict) -> RecordDict:
+            party = self.parties[client]
+            kept = Kept(**dict(party.state.config_records["fedclade.secure"]))  # pyright: ignore
+            statement = kept.statements.masked(client, digest_of_numbers(data))
+            vectors = ArrayRecord({"masked": wire.raw(data, "uint8", len(data))})
+            signed = worded(honest, signature=party.key.private.sign(statement))
+            return RecordDict({**signed, "vectors": vectors})
+
+        self.spoilt[client, "masked"] = spoil
+
     def say(self, client: int, what: str, **values: Any) -> None:
         self.spoilt[client, what] = lambda honest: worded(honest, **values)
 
@@ -130,16 +160,18 @@ def worded(honest: RecordDict, **values: Any) -> RecordDict:
 
 def query_of(assignment: Sequence[int], **settings: Any) -> UpdateQuery:
     models = torch.arange(float(max(assignment) + 1))[:, None] + torch.zeros(1, S)
+    models[:, D:] += 5.0
     this_round = settings.pop("round", None) or Round(1, LocalTraining(lr=0.1))
     settings = {"kind": "train", "ids": range(len(assignment)), "round": this_round, **settings}
     return UpdateQuery(models=models, assignment=list(assignment), **settings)
 
 
 def setting_of(
-    rules: SecureRules = RULES, compared: Sketch | None = None, norm: float = math.inf, weight: float = math.inf
+    rules: SecureRules = RULES, compared: Sketch | None = None, weight: float = math.inf, **settings: Any
 ) -> SecureAggregation:
-    limiting = Limiting(Limits(weight, norm), D, lambda: {k: 10 + k for k in range(9)})
-    return SecureAggregation(rules, compared or Nothing(), limiting)
+    limiting = Limiting(Limits(weight), D, lambda: {k: 10 + k for k in range(9)})
+    norms = NormsByRound(rules.norm or LONGEST)
+    return SecureAggregation(rules, compared or Nothing(), limiting, norms, **settings)
 
 
 def summed(
@@ -149,8 +181,10 @@ def summed(
     query: UpdateQuery | None = None,
     sketch: Sketch | None = None,
 ) -> Updates:
-    """Return what the server gets of all clients, each with a model."""
+    """Return what the server gets of all clients, each with a model; each time the question is another one."""
     query = query or query_of(assignment)
+    room.sums += 1
+    query = replace(query, round=replace(query.round, seed=room.sums))
     setting, sent = setting or setting_of(), ModelsSent.of(query)
     sizes = {client: party.size for client, party in room.parties.items()}
     keys = {client: party.key.public for client, party in room.parties.items()}

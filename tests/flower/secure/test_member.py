@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from fedclade.core import PolicyError, UpdateError
+from fedclade import LocalTraining
+from fedclade.core import PolicyError, Round, UpdateError
 from fedclade.flower import wire
 from fedclade.flower.policy import Policy
+from fedclade.flower.secure import rounds
 from fedclade.flower.secure.adverts import Advert
-from fedclade.flower.secure.numbers import Numbers
-from fedclade.flower.secure.secrets import mask
+from fedclade.flower.secure.encoding import bitmap
+from fedclade.flower.secure.numbers import RejectedSumError, unpack
+from fedclade.flower.secure.secrets import own_mask
+from fedclade.flower.secure.spent import SpentQuestions
 from fedclade.flower.secure.terms import Terms
 from fedclade.flower.wire import Content
-from tests.flower.secure.sums import Room, S, expected, summed
+from tests.flower.secure.sums import D, Room, S, expected, query_of, summed
 
 
 def after(stage: str, clients: int = 5) -> Room:
@@ -44,7 +49,7 @@ def asked(room: Room, stage: str, **values: Any) -> None:
     room.parties[0].answer(replace(question, values={**question.values, **values}))
 
 
-@pytest.mark.parametrize("stage", ["shares", "masked", "unmask"])
+@pytest.mark.parametrize("stage", ["shares", "masked", "agree", "unmask"])
 def test_every_question_of_a_sum_is_answered_once(stage: str):
     room = Room.of(4)
     summed(room, [0] * 4)
@@ -55,20 +60,20 @@ def test_every_question_of_a_sum_is_answered_once(stage: str):
 
 
 def test_the_first_question_put_again_begins_anew_with_other_keys():
-    room = Room.of(4)
-    summed(room, [0] * 4)
+    room = after("masked")
     before = room.answers[0, "keys"].values
     again = Content.of(room.parties[0].answer(room.questions[0, "keys"])).values
-    assert all(before[name] != again[name] for name in ("masking", "sealing", "commitment"))
+    assert all(before[name] != again[name] for name in ("masking", "sealing"))
     with pytest.raises(UpdateError, match="the last it answered was 'keys'"):
-        asked(room, "unmask")
+        asked(room, "masked")
 
 
 def test_what_was_secret_is_forgotten_at_the_end():
     room = Room.of(4)
     summed(room, [0] * 4)
     kept = dict(room.parties[0].state.config_records["fedclade.secure"])
-    assert {kept[name] for name in ("masking", "sealing", "seed")} == {b""}
+    names = ("masking", "sealing", "seed", "own_seed_share", "own_key_share")
+    assert {kept[name] for name in names} == {b""}
     assert kept["key_shares"] == kept["seed_shares"] == []
 
 
@@ -85,30 +90,43 @@ def test_a_client_begins_with_a_number_terms_and_a_key():
 
 def test_a_group_is_as_large_as_the_client_wants():
     room = Room.of(4)
-    room.parties[0].policy = Policy(min_group=5)
+    room.parties[0].policy = Policy(max_colluders=1, min_honest=4)
     updates = summed(room, [0] * 4)
-    assert updates.left_out == {
-        0: "this client takes part in sums of at least 5 clients (min-group in its node config), and is asked for one "
-        "of 4"
-    }
-    room = after("unmask")
-    room.parties[0].policy = Policy(min_group=5)
-    active = room.questions[0, "unmask"].values["active"]
+    least = "this client takes part in sums of at least 5 clients (min-honest in its node config, and 1 that may "
+    assert updates.left_out == {0: f"{least}collude), and is asked for one of 4"}
+    room = after("shares")
+    room.parties[0].policy = Policy(min_honest=5)
+    with pytest.raises(PolicyError, match=r"at least 6 clients .* is asked for one of 5"):
+        asked(room, "shares")
+    room = after("agree")
+    room.parties[0].policy = Policy(min_honest=4)
     with pytest.raises(PolicyError, match=r"at least 5 clients .* is asked for one of 4"):
-        asked(room, "unmask", active=active[:4], dead=active[4:])
+        asked(room, "agree", active=bitmap({0, 1, 2, 3}, range(5)))
+
+
+def test_a_sum_copes_with_as_many_colluders_as_the_client_fears():
+    room = Room.of(4)
+    room.parties[0].policy = Policy(max_colluders=2, min_honest=2)
+    assert summed(room, [0] * 4).left_out == {
+        0: "this client takes part in sums that cope with 2 colluding clients (max-colluders in its node config), and "
+        "is asked for one that copes with 1; set network.secure_colluders = 2"
+    }
 
 
 def test_the_others_keys_are_those_of_the_group_and_all_different():
     room = after("shares")
-    told = {name: list(room.questions[0, "shares"].values[name]) for name in ("clients", "maskings", "sealings")}
+    told = {name: list(room.questions[0, "shares"].values[name]) for name in ("maskings", "sealings", "signers")}
     with pytest.raises(UpdateError, match="two clients of the sum show the same key"):
         asked(room, "shares", sealings=[told["sealings"][0], *[told["sealings"][1]] * 4])
     with pytest.raises(UpdateError, match="the keys shown for the sum are not those of its 5 clients"):
         asked(room, "shares", maskings=[told["maskings"][1], *told["maskings"][1:]])
+    with pytest.raises(UpdateError, match="two clients of the sum show the same key"):
+        asked(room, "shares", signers=[told["signers"][0], *[told["signers"][1]] * 4])
     with pytest.raises(UpdateError, match="client 1's keys for the sum are not signed by its key"):
         asked(room, "shares", sealings=[told["sealings"][0], bytes(33), *told["sealings"][2:]])
-    with pytest.raises(UpdateError, match=r"keys of clients \[0, 1, 2, 3, 3\]: each client should be there once"):
-        asked(room, "shares", clients=[0, 1, 2, 3, 3])
+    for clients in ([0, 1, 2, 3, 3], [0, 1, 2, 4, 3], [0, 1, 2, 3]):
+        with pytest.raises(UpdateError, match=r"keys of clients .* each client should be there once, in ascending ord"):
+            asked(room, "shares", clients=clients)
     with pytest.raises(UpdateError, match="'clients' should be a list of int, got 'all'"):
         asked(room, "shares", clients="all")
 
@@ -124,69 +142,182 @@ def test_what_is_trained_is_what_all_have_agreed_on():
         room.parties[0].answer(replace(question, vectors=other))
 
 
-@pytest.mark.parametrize("differ", [False, True])
-def test_masks_of_clients_that_were_told_different_terms_do_not_cancel(differ: bool, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("differ", ["nothing", "terms", "list"])
+def test_masks_of_clients_that_were_told_different_things_do_not_cancel(differ: str, monkeypatch: pytest.MonkeyPatch):
     """A server that tells client 0 other terms than the rest gets noise, even if it has everybody's seed."""
     room = Room.of(4)
     honest, terms_of = room.parties[0].answer, dict[int, Terms]()
 
     def told(content: Content) -> Any:
-        if content.get("what", str) == "keys":
+        what = content.get("what", str)
+        if what == "keys":
             terms = Terms.read(content)
             terms_of.update(dict.fromkeys(range(4), terms))
-            terms_of[0] = replace(terms, weight=terms.weight + differ)
+            terms_of[0] = replace(terms, weight=terms.weight + (differ == "terms"))
             content = replace(content, values={**content.values, "terms": terms_of[0].text})
+        if what == "shares" and differ == "list":
+            signatures = [*content.values["signatures"][:-1], bytes(64)]
+            content = replace(content, values={**content.values, "signatures": signatures})
         return honest(content)
 
     room.parties[0].answer = told  # type: ignore[method-assign]
-    monkeypatch.setattr(Advert, "check", lambda *_: None)  # of a server that does not care
+    monkeypatch.setattr(Advert, "check", lambda *_: None)  # of a server, or of a client, that does not care
+    monkeypatch.setattr(rounds, "is_signed", lambda *_: True)
     for client in range(4):
-        room.drop(client, "unmask")
+        room.drop(client, "agree")
     summed(room, [0] * 4)
-    total = np.zeros(S, np.uint32)
+    numbers = terms_of[1].numbers(D, S)
+    total = np.zeros(numbers.length, np.uint32)
     for client in range(4):
-        seed = room.seeds[client]
-        sent = np.frombuffer(room.answers[client, "masked"].vector("masked"), "<u4")
-        total += sent - mask(seed, terms_of[client].context, S)
-    numbers = Numbers(terms_of[1].clip, 4)
-    if differ:
-        with pytest.raises(UpdateError, match="entries of the sum are larger than 4 updates can come to"):
-            numbers.decode(total, 4)
+        kept = room.parties[client].state.config_records["fedclade.secure"]
+        scope = terms_of[client].context, kept["listing"]
+        sent = unpack(room.answers[client, "masked"].vector("masked"))
+        total += sent - own_mask(room.seeds[client], scope, client, len(sent))  # pyright: ignore[reportArgumentType]
+    if differ == "nothing":
+        found = numbers.decode(total, 4).total.float()
+        torch.testing.assert_close(found, expected(room, range(4)), rtol=0, atol=1e-3)
     else:
-        torch.testing.assert_close(numbers.decode(total, 4).float() * 13, expected(room, range(4)), rtol=0, atol=1e-4)
+        with pytest.raises(RejectedSumError, match="8 of the 8 check entries of the sum are not 4"):
+            numbers.decode(total, 4)
+
+
+def test_shares_of_another_list_are_not_read():
+    """So a holder that accepted another list can help to open nothing."""
+    room = after("masked")
+    party = room.parties[0]
+    before = party.state.copy()
+    asked(room, "masked")
+    opened = party.state.config_records["fedclade.secure"]
+    assert all(opened["seed_shares"])  # pyright: ignore[reportArgumentType]
+    party.state = before
+    kept = party.state.config_records["fedclade.secure"]
+    kept["listing"] = bytes(32)
+    asked(room, "masked")
+    opened = party.state.config_records["fedclade.secure"]
+    assert opened["seed_shares"] == opened["key_shares"] == [b""] * 4
 
 
 def test_shares_are_taken_from_those_of_the_group_once():
     room = after("masked")
     ciphertexts, promises = (room.questions[0, "masked"].values[name] for name in ("ciphertexts", "promises"))
-    with pytest.raises(UpdateError, match=r"got shares of \[1, 1, 2, 3\], expected some of \[1, 2, 3, 4\], each once"):
-        asked(room, "masked", sources=[1, 1, 2, 3])
-    with pytest.raises(UpdateError, match=r"got shares of \[1, 2, 3, 4\], expected some"):
-        asked(room, "masked", promises=promises[:3])
-    with pytest.raises(UpdateError, match="2 clients of the sum have sent shares, and 4 are needed"):
-        asked(room, "masked", sources=[1], ciphertexts=ciphertexts[:1], promises=promises[:1])
+    whole = {"ciphertexts": ciphertexts, "promises": promises}
+    for wrong in ({"sources": [1, 1, 2, 3], **whole}, {"sources": [1, 2, 4, 3], **whole}, {"promises": promises[:3]}):
+        with pytest.raises(
+            UpdateError, match=r"got shares of .*, expected some of \[1, 2, 3, 4\], each once and in ord"
+        ):
+            asked(room, "masked", **wrong)
+    with pytest.raises(UpdateError, match=r"got shares of \[1, 2, 3\], expected some of \[1, 2, 3, 4\]"):
+        asked(room, "masked", sources=[1, 2, 3], ciphertexts=ciphertexts[:3], promises=promises[:3])
+    with pytest.raises(UpdateError, match="asked to mask for a sum in which this client's own shares are not dealt"):
+        asked(room, "masked", dealt=bitmap({1, 2, 3, 4}, range(5)))
+    few = {"sources": [1], "ciphertexts": ciphertexts[:1], "promises": promises[:1]}
+    with pytest.raises(UpdateError, match="2 of those that hold this client's shares have dealt shares, and 4 are nee"):
+        asked(room, "masked", dealt=bitmap({0, 1}, range(5)), **few)
+    for bits in (b"", bytes(2), b"\xff"):
+        with pytest.raises(UpdateError, match=rf"a bitmap of {len(bits)} bytes is none of 5 clients"):
+            asked(room, "masked", dealt=bits)
 
 
-def test_of_each_client_only_one_secret_is_told():
-    """Whoever has a client's seed and its key has its update."""
-    room = after("unmask")
-    for active, dead in (([0, 1, 2, 3, 4], [1]), ([0, 1, 2, 3], []), ([0, 1, 2, 3, 4, 9], []), ([0, 1, 2, 3, 3], [4])):
-        with pytest.raises(UpdateError, match=r"asked for shares of .* and .*, of \[0, 1, 2, 3, 4\]"):
-            asked(room, "unmask", active=active, dead=dead)
+def test_a_client_agrees_to_one_sum_of_those_that_masked_as_it_did():
+    room = after("agree")
+    told = room.questions[0, "agree"].values
+    digests, signatures = list(told["digests"]), list(told["signatures"])
     with pytest.raises(UpdateError, match="asked for shares of a sum that this client's update is not in"):
-        asked(room, "unmask", active=[1, 2, 3, 4], dead=[0])
+        asked(room, "agree", active=bitmap({1, 2, 3, 4}, range(5)))
     with pytest.raises(UpdateError, match="asked to unmask a sum of 3 clients, and at least 4 are needed"):
-        asked(room, "unmask", active=[0, 1, 2], dead=[3, 4])
+        asked(room, "agree", active=bitmap({0, 1, 2}, range(5)))
+    with pytest.raises(UpdateError, match="got what 3 clients have signed, expected 4"):
+        asked(room, "agree", signatures=signatures[:3])
+    for name, values in (("digests", digests), ("signatures", signatures)):
+        changed = [*values[:2], bytes([values[2][0] ^ 1, *values[2][1:]]), values[3]]
+        with pytest.raises(UpdateError, match="client 3 has not masked for the same clients as this one"):
+            asked(room, "agree", **{name: changed})
+    asked(room, "agree")
+    with pytest.raises(UpdateError, match="asked for the 'agree' of a sum, which comes once and after 'masked'"):
+        asked(room, "agree", active=bitmap({0, 1, 2, 3}, range(5)))
+
+
+def test_only_those_that_dealt_shares_are_added_up():
+    room = Room.of(6)
+    room.drop(5, "shares")
+    for client in range(6):
+        room.drop(client, "agree")
+    summed(room, [0] * 6)
+    room.parties[0].state.config_records["fedclade.secure"]["stage"] = "masked"
+    with pytest.raises(UpdateError, match=r"asked to agree to a sum with clients that dealt no shares: \[5\]"):
+        asked(room, "agree", active=bitmap({0, 1, 2, 3, 4, 5}, range(6)))
+
+
+def test_shares_are_given_if_enough_agree_to_the_same_sum():
+    """Whoever has a client's seed and its key has its update; so all give shares of the same."""
+    room = after("unmask")
+    told = room.questions[0, "unmask"].values
+    clients, signatures = list(told["clients"]), list(told["signatures"])
+    assert len(clients) == 4
+    with pytest.raises(UpdateError, match="3 clients agree to the sum, and at least 4 have to"):
+        asked(room, "unmask", clients=clients[:3], signatures=signatures[:3])
+    twice = {"clients": [*clients[:3], clients[0]], "signatures": [*signatures[:3], signatures[0]]}
+    for wrong in (twice, {"clients": [0, 1, 2, 9]}, {"signatures": signatures[:3]}):
+        with pytest.raises(UpdateError, match=r"clients .* should agree to a sum of \[0, 1, 2, 3, 4\], each once"):
+            asked(room, "unmask", **wrong)
+    other = room.parties[3].key.private.sign(b"another sum")
+    with pytest.raises(UpdateError, match="client 3 has not agreed to the same sum as this one"):
+        asked(room, "unmask", signatures=[*signatures[:3], other])
     asked(room, "unmask")  # after all these it is still there to give
+
+
+@pytest.mark.parametrize("has_folder", [False, True])
+def test_a_question_is_answered_for_one_sum(has_folder: bool, tmp_path: Path):
+    room = Room.of(4)
+    if has_folder:
+        for client, party in room.parties.items():
+            party.folder = tmp_path / str(client)
+            party.folder.mkdir()
+    summed(room, [0] * 4)
+    room.sums -= 1
+    updates = summed(room, [0] * 4)
+    why = "this client's answer to this training question is part of a sum already, and will not be of another"
+    assert {reason[: len(why)] for reason in updates.left_out.values()} == {why}
+    room.drop(0, "masked")
+    room.drop(1, "masked")
+    for _ in range(3):
+        assert "2 of the 4 clients" in summed(room, [0] * 4).left_out[2]
+        room.sums -= 1
+    assert summed(room, [0] * 4).left_out[2] == (
+        "this client has begun 3 sums of this training question already, and begins no more; ask with another seed"
+    )
+    assert len(summed(room, [0] * 4, query=query_of([0] * 4, round=Round(2, LocalTraining(lr=0.1)))).ids) == 0
+    room.spoilt.clear()
+    assert len(summed(room, [0] * 4).ids) == 4
+
+
+def test_two_processes_of_one_client_open_one_sum(tmp_path: Path):
+    """Each has masked for a sum of its own, from the same question; the folder is one."""
+    begun, again = SpentQuestions(tmp_path), SpentQuestions(tmp_path)
+    begun.begin("question", None)
+    again.begin("question", None)
+    begun.spend("question", None)
+    with pytest.raises(UpdateError, match="is part of a sum already, and will not be of another"):
+        again.spend("question", None)
+
+
+@pytest.mark.parametrize("damage", ["[]", "{", '{"format": 2}', '{"format": 1, "questions": {"a": "b"}}'])
+def test_a_damaged_list_of_sums_stops_the_client(damage: str, tmp_path: Path):
+    (tmp_path / "sums.json").write_text(damage)
+    with pytest.raises(PolicyError, match=r"sums.json, the list of the sums .* is damaged, so nothing leaves it"):
+        SpentQuestions(tmp_path).begin("question", None)
 
 
 @pytest.mark.parametrize(
     ("change", "why"),
     [
         ({"clients": 1}, "terms of a sum out of range"),
-        ({"threshold": 0.5}, "terms of a sum out of range"),
+        ({"colluders": -1}, "terms of a sum out of range"),
+        ({"colluders": 4}, "terms of a sum out of range"),
+        ({"neighbours": -1}, "terms of a sum out of range"),
         ({"weight": 0}, "terms of a sum out of range"),
-        ({"clip": float("inf")}, "terms of a sum out of range"),
+        ({"norm": float("inf")}, "terms of a sum out of range"),
+        ({"norm_of_buffers": 0.0}, "terms of a sum out of range"),
         ({"clients": 4.5}, "are no terms of a sum"),
         ({"clients": None}, "are no terms of a sum"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +18,38 @@ from fedclade.channel import Budget
 from fedclade.core.errors import ConfigError, UpdateError
 from fedclade.flower import LocalGrid, Network, wire
 from fedclade.flower.from_config import RunConfig
-from fedclade.flower.keys import KEY_FILE
+from fedclade.flower.keys import KEY_FILE, key_of
+from fedclade.flower.policy import Policy
+from fedclade.flower.secure.kept import Kept
+from fedclade.flower.secure.secrets import digest_of_numbers
 from fedclade.flower.wire import Content
-from tests.flower.grids import CFL_OF_TWO, federated, grid_of, handler_of, housed, network_of, node_of, reasons, spoil
+from tests.flower.grids import (
+    CFL_OF_TWO,
+    federated,
+    grid_of,
+    handler_of,
+    housed,
+    network_of,
+    node_of,
+    reasons,
+    spoil,
+    worded,
+)
 from tests.tiny import federation_of
 
 SIX = (0, 1, 0, 1, 0, 1)
-OF_TWO = {"network": {"secure_fewest": 2}}
+OF_THREE = {"min-honest": 2}
+"""The node config of clients that take part in sums of three, of which one may collude with the server."""
+
+OF_TWO = {"network": {"secure_fewest": 2, "secure_colluders": 0}}
 SIGNS = Signature(kind="signs", dim=46)
 SKETCHES = Signature(kind="projected", dim=46)
 
 
 def run_of(algorithm: Any, secure: bool = True, grid: LocalGrid | None = None, **settings: Any) -> Run:
-    grid = grid or grid_of(federation_of(SIX))
-    network = network_of(grid, secure_aggregation=secure, **settings.pop("network", {}))
+    grid = grid or grid_of(federation_of(SIX), config=OF_THREE)
+    rules = {"secure_fewest": 3, **settings.pop("network", {})}
+    network = network_of(grid, secure_aggregation=secure, **rules)
     return federated(grid, algorithm, network=network, **{"rounds": 2, **settings})
 
 
@@ -52,7 +70,7 @@ def assert_same(here: Run, there: Run) -> None:
     ids=["oracle", "cfl", "fl_hc", "rcfl"],
 )
 def test_a_run_ends_as_one_that_streams_does(algorithm: Any, settings: dict[str, Any]):
-    grid = grid_of(federation_of(SIX), config={"min-group": 2})
+    grid = grid_of(federation_of(SIX), config={"min-honest": 2, "max-colluders": 0})
     plain, run = run_of(algorithm, secure=False, stream=True, **settings), run_of(algorithm, grid=grid, **settings)
     assert reasons(run) == {}
     assert_same(run, plain)
@@ -64,7 +82,7 @@ def test_clients_have_any_number_of_examples():
     sizes = [61, 67, 71, 73, 79, 83]
     algorithm = ReplicatedCFL(check_every=9)
     plain = run_of(algorithm, False, grid_of(federation_of(SIX, sizes)), stream=True, **settings)
-    run = run_of(algorithm, grid=grid_of(federation_of(SIX, sizes), config={"min-group": 2}), **settings)
+    run = run_of(algorithm, grid=grid_of(federation_of(SIX, sizes), config=OF_THREE), **settings)
     assert reasons(run) == {}
     assert_same(run, plain)
 
@@ -83,7 +101,7 @@ class Overheard:
 
 def test_no_update_leaves_a_client_and_a_run_repeats():
     heard: list[Content] = []
-    grid = grid_of(federation_of(SIX))
+    grid = grid_of(federation_of(SIX), config=OF_THREE)
     for node in grid.nodes.values():
         node.app = Overheard(node.app, heard)
     run = run_of("oracle", grid=grid)
@@ -95,16 +113,16 @@ def test_no_update_leaves_a_client_and_a_run_repeats():
 
 
 def test_a_run_that_was_stopped_goes_on(tmp_path: Path):
-    grid = housed(grid_of(federation_of(SIX)), tmp_path / "clients")
+    grid = housed(grid_of(federation_of(SIX), config=OF_THREE), tmp_path / "clients")
 
     def stop(row: Any, tree: Any) -> None:
         raise UpdateError("stopped")
 
     with pytest.raises(UpdateError, match="stopped"):
         run_of("oracle", grid=grid, folder=tmp_path / "run", checkpoint_every=1, on_round=stop)
-    grid = housed(grid_of(federation_of(SIX)), tmp_path / "clients")
+    grid = housed(grid_of(federation_of(SIX), config=OF_THREE), tmp_path / "clients")
     run = run_of("oracle", grid=grid, folder=tmp_path / "run", checkpoint_every=1)
-    assert run.config["network"]["secure_threshold"] == 0.66
+    assert run.config["network"]["secure_colluders"] == 1
     assert_same(run, run_of("oracle"))
 
 
@@ -118,38 +136,76 @@ def test_clients_that_fail_at_a_stage_are_left_out_and_the_run_goes_on():
 
 
 def test_a_group_with_garbage_in_it_keeps_its_model():
-    grid = grid_of(federation_of(SIX))
+    grid = grid_of(federation_of(SIX), config=OF_THREE)
 
     def noise(honest: RecordDict) -> RecordDict:
         size = len(honest.array_records["vectors"]["masked"].data)
-        data = torch.randint(256, (size,), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-        return RecordDict({**honest, "vectors": ArrayRecord({"masked": wire.raw(bytes(data), "uint32", size // 4)})})
+        data = bytes(torch.randint(256, (size,), generator=torch.Generator().manual_seed(0), dtype=torch.uint8))
+        state = grid._states[node_of(0)]
+        key = key_of(Context(0, 0, {}, state, {}))
+        kept = Kept(**dict(state.config_records["fedclade.secure"]))  # pyright: ignore[reportArgumentType]
+        signature = key.private.sign(kept.statements.masked(0, digest_of_numbers(data)))
+        vectors = ArrayRecord({"masked": wire.raw(data, "uint8", size)})
+        return RecordDict({**worded(signature=signature)(honest), "vectors": vectors})
 
     spoil(grid, 0, "masked", noise)
     run, plain = run_of("oracle", grid=grid), run_of("oracle", secure=False)
-    assert {client for client, why in reasons(run).items() if "of the sum are larger than 3 updates" in why} == {
-        0,
-        2,
-        4,
-    }
+    assert reasons(run) == {}  # of which client spoilt the sum nothing is known
+    rejected = [event for event in run.events if event["kind"] == "sum_rejected"]
+    assert [(event["round"], event["clients"]) for event in rejected] == [(1, [0, 2, 4]), (2, [0, 2, 4])]
+    assert "8 of the 8 check entries of the sum are not 3" in rejected[0]["because"]
     mine, theirs = ({leaf.members: leaf.params for leaf in each.tree.leaves} for each in (run, plain))
     torch.testing.assert_close(mine[1, 3, 5], theirs[1, 3, 5], rtol=0, atol=5e-6)
     assert float((mine[0, 2, 4] - theirs[0, 2, 4]).abs().max()) > 0.01
 
 
+@pytest.mark.parametrize("rule", ["mean", "trimmed_mean"])
+def test_a_run_with_three_sums_for_each_cluster_learns_like_one_with_a_single_sum(rule: Any):
+    """Clients are alike, so the median of three means is about the mean of all."""
+    network = {"secure_parts": 3, "secure_fewest": 3}
+    runs = [
+        run_of("fedavg", grid=grid_of(federation_of((0,) * 9), config=OF_THREE), rounds=1, **settings)
+        for settings in ({"aggregate": Aggregation(rule=rule), "network": network}, {"network": {"secure_fewest": 3}})
+    ]
+    three, one = (run.tree.nodes[0].params for run in runs)
+    assert float((three - one).norm()) < 0.1 * float(one.norm())
+    unguarded = [[event["kind"] for event in run.events].count("sum_unguarded") for run in runs]
+    assert unguarded == [0, 1]
+
+
+def test_clients_are_weighted_by_their_examples_though_they_register_with_size_classes():
+    sizes = [20, 40, 60, 20, 40, 60]
+    config = {**OF_THREE, "secure-aggregation": True, "trust-server-keys": True}
+    plain = run_of("fedavg", False, grid_of(federation_of((0,) * 6, sizes)), stream=True, rounds=1)
+    run = run_of("fedavg", grid=grid_of(federation_of((0,) * 6, sizes), config=config), rounds=1)
+    assert_same(run, plain)
+
+
 def test_a_cluster_that_is_too_small_keeps_its_model_and_an_event_says_why():
-    run = run_of("oracle", grid=grid_of(federation_of((0, 0, 0, 1))), rounds=1)
+    run = run_of("oracle", grid=grid_of(federation_of((0, 0, 0, 1)), config=OF_THREE), rounds=1)
     assert reasons(run) == {
         3: "not asked: its cluster's 1 clients in this round are fewer than a sum is of, 3 (network.secure_fewest)"
     }
 
 
 def test_a_client_may_insist_on_sums():
-    insists = grid_of(federation_of(SIX), config={"secure-aggregation": True})
+    trusts = {"secure-aggregation": True, "trust-server-keys": True}
+    insists = grid_of(federation_of(SIX), config={**OF_THREE, **trusts})
     with pytest.raises(UpdateError, match=r"forbids updates outside of a sum .* set network.secure_aggregation = true"):
         run_of("fedavg", secure=False, grid=insists)
     assert_same(run_of("fedavg", grid=insists), run_of("fedavg", secure=False))
     assert run_of("local", secure=False, grid=insists).summary["rounds"] == 2  # of which no update leaves
+
+
+def test_a_client_that_insists_knows_the_others_keys():
+    """Or says that it does without: a server that lies could play them all."""
+    insists = grid_of(federation_of(SIX), config={"secure-aggregation": True})
+    with pytest.raises(UpdateError, match="secure-aggregation=true in the node config needs a peers-file, a list of"):
+        run_of("fedavg", grid=insists)
+    with pytest.raises(ConfigError, match="or set trust-server-keys=true, which protects from no server that lies"):
+        handler_of(policy=Policy(secure_aggregation=True))
+    handler_of(policy=Policy(secure_aggregation=True), peers={"00" * 32: 1})
+    handler_of(policy=Policy(secure_aggregation=True, trust_server_keys=True))
 
 
 def test_what_is_masked_is_private_and_permuted_as_without(tmp_path: Path):
@@ -166,7 +222,7 @@ def test_what_is_masked_is_private_and_permuted_as_without(tmp_path: Path):
 
 
 def test_clients_that_know_the_others_keys_check_them(tmp_path: Path):
-    grid = housed(grid_of(federation_of(SIX)), tmp_path)
+    grid = housed(grid_of(federation_of(SIX), config=OF_THREE), tmp_path)
     run_of("fedavg", grid=grid, rounds=1)
     lines = [f"{k} {(tmp_path / str(node_of(k)) / f'{KEY_FILE}.pub').read_text()}" for k in range(6)]
     (tmp_path / "peers").write_text("".join(lines))
@@ -176,8 +232,7 @@ def test_clients_that_know_the_others_keys_check_them(tmp_path: Path):
     run = run_of("fedavg", grid=grid, rounds=1)
     (why,) = reasons(run).values()
     assert set(reasons(run)) == {0}
-    assert "client 5, with the key" in why
-    assert "is not on this client's list of peers (peers-file)" in why
+    assert why == "clients [5] are not on this client's list of peers (peers-file)"
 
 
 @pytest.mark.parametrize(
@@ -209,16 +264,25 @@ def test_what_needs_single_updates_is_refused(algorithm: Any, settings: dict[str
 def test_rules_have_to_be_possible():
     with pytest.raises(
         ConfigError,
-        match=r"(?s)secure_fewest should be at least 2, got 1.*secure_threshold should be greater than 0.5 and at most "
-        r"1, got 0.5.*secure_neighbours should be 0, or at least network.secure_fewest - 1, got 1.*secure_clip should "
-        r"be greater than 0 and finite, got 0",
+        match=r"(?s)secure_colluders should be at least 0, got -1.*secure_neighbours should be at least 0, got -1.*"
+        r"secure_parts should be 1, or at least 3: of two sums either could be the wrong one, got 2.*"
+        r"secure_norm should be greater than 0 and finite, got 0",
     ):
-        Network(secure_fewest=1, secure_threshold=0.5, secure_neighbours=1, secure_clip=0.0)
+        Network(secure_colluders=-1, secure_neighbours=-1, secure_norm=0.0, secure_parts=2)
+    with pytest.raises(ConfigError, match=r"secure_fewest should be at least network.secure_colluders \+ 2, 5, got 4"):
+        Network(clients=9, secure_colluders=3, secure_aggregation=True)
     with pytest.raises(ConfigError, match=r"secure_fewest should be at most network.clients, 2: no sum could be had"):
         Network(clients=2, secure_aggregation=True)
+    with pytest.raises(
+        ConfigError, match=r"neighbours should be 0, or at least 28 for 100 clients of which 10 may collude, got 27"
+    ):
+        Network(clients=100, secure_aggregation=True, secure_colluders=10, secure_fewest=12, secure_neighbours=27)
     config = {"data.name": "digits", "data.clients": 4, "algorithm.name": "fedavg", "model.name": "mclr"}
     config |= {"network.clients": 4, "network.secure_aggregation": True}
-    assert RunConfig.read(config).network.rules == Network().rules
+    with pytest.raises(ConfigError, match=r"secure_norm should be set with .*, 10 for a model .* None"):
+        RunConfig.read(config)
+    config["network.secure_norm"] = 3
+    assert RunConfig.read(config).network.rules == replace(Network().rules, norm=3.0)
     with pytest.raises(ConfigError, match=r"IFCA asks each client for training losses"):
         RunConfig.read({**config, "algorithm.name": "ifca"})
     with pytest.raises(ConfigError, match=r"network.encoding = 'int8' is for updates that are sent one by one"):
@@ -227,7 +291,7 @@ def test_rules_have_to_be_possible():
 
 def test_without_secure_aggregation_a_config_notes_nothing_of_it():
     assert set(asdict(Network())) - set(Network().described) == {
-        *("secure_aggregation", "secure_fewest", "secure_threshold", "secure_neighbours", "secure_clip")
+        *("secure_aggregation", "secure_fewest", "secure_colluders", "secure_neighbours", "secure_norm", "secure_parts")
     }
 
 

@@ -298,6 +298,22 @@ def test_what_was_limited_is_counted_by_how_and_by_client(make_run, section, pag
         ]
 
 
+def test_sums_that_were_not_used_are_listed_with_the_reason(make_run, section, page_of, table):
+    event = {"round": 2, "node": 0, "query": "train", "clients": [0, 1, 2]}
+    events = [
+        {"kind": "sum_clipped", **event, "clipped": 2, "norm": 3.5},
+        {"kind": "sum_rejected", **event, "because": "too long"},
+        {"kind": "sum_unguarded", **event, "sums": 1, "because": "few clients"},
+    ]
+    found = section(page_of(replace(make_run(), events=events)), "faults")
+    assert found.title == "Answers limited"
+    assert table(found, "Sums").rows == [
+        ["2", "rejected", "train", "3", "too long"],
+        ["2", "unguarded", "train", "3", "few clients"],
+        ["2", "clipped", "train", "3", "2 updates to norm 3.5"],
+    ]
+
+
 def test_newcomers_are_shown_as_assign_wrote_them(make_run, section, page_of, table):
     row = {"name": "late", "path": [0, 2], "fits": False, "margin": 0.25}
     row |= {"accuracy": 0.9, "accuracy_root": 0.5, "accuracy_own": 0.7, "accuracy_fine_tuned": 0.95}

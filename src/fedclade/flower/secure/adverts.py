@@ -1,18 +1,16 @@
-"""The public keys that a client shows to the others of its sum, signed by the key by which the server knows it."""
+"""The public keys that a client shows to the others of its sum, signed by the key by which they know it."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
 from fedclade.core import UpdateError
 from fedclade.flower.keys import Key
+from fedclade.flower.secure.encoding import digest, transcript
 from fedclade.flower.secure.secrets import check_public
+from fedclade.flower.secure.statements import is_signed
 from fedclade.flower.secure.terms import listed
 from fedclade.flower.wire import Content, shown
 
@@ -24,7 +22,6 @@ class Advert:
     client: int
     masking: bytes
     sealing: bytes
-    commitment: bytes
     signer: str  # its public Ed25519 key, in hexadecimal
     signature: bytes = b""
 
@@ -42,40 +39,51 @@ class Advert:
         try:
             check_public(self.masking)
             check_public(self.sealing)
-            public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.signer))
-            public.verify(self.signature, self._transcript(context))
-        except (ValueError, InvalidSignature) as error:
-            raise UpdateError(f"client {self.client}'s keys for the sum are not signed by its key") from error
+            right = is_signed(self._transcript(context), self.signer, self.signature)
+        except ValueError:
+            right = False
+        if not right:
+            raise UpdateError(f"client {self.client}'s keys for the sum are not signed by its key")
 
     def _transcript(self, context: bytes) -> bytes:
-        parts = [self.masking.hex(), self.sealing.hex(), self.commitment.hex()]
-        return json.dumps(["fedclade keys for a sum", context.hex(), self.client, *parts]).encode()
+        return transcript("advert", context, self.client, self.masking, self.sealing)
 
 
-def told(adverts: Sequence[Advert]) -> dict[str, Any]:
-    """Return adverts as the values of a message."""
-    columns = ("client", "masking", "sealing", "commitment", "signer", "signature")
-    return {f"{name}s": [getattr(each, name) for each in adverts] for name in columns}
+def digest_of_list(context: bytes, everybody: Sequence[Advert]) -> bytes:
+    """Return λ, the digest of a whole list in ascending order of its clients."""
+    fields: list[bytes | str | int] = []
+    for each in sorted(everybody, key=lambda each: each.client):
+        fields += [each.client, bytes.fromhex(each.signer), each.masking, each.sealing, each.signature]
+    return digest("list", context, len(everybody), *fields)
 
 
-def read(content: Content) -> list[Advert]:
-    """Return the adverts of a message, all of different clients; an UpdateError otherwise."""
+def told(adverts: Sequence[Advert], *, has_signers: bool) -> dict[str, Any]:
+    """Return adverts as the values of a message, with the clients' own keys or without."""
+    columns = ("client", "masking", "sealing", "signature")
+    values: dict[str, Any] = {f"{name}s": [getattr(each, name) for each in adverts] for name in columns}
+    if has_signers:
+        values["signers"] = [bytes.fromhex(each.signer) for each in adverts]
+    return values
+
+
+def read(content: Content, keys: Mapping[int, str] | None) -> list[Advert]:
+    """Return the adverts of a message, of different clients in ascending order; an UpdateError otherwise.
+
+    ``keys`` are the clients' own keys by number, if they are known from elsewhere than from the message.
+    """
     ids = listed(content, "clients", int)
-    others = [listed(content, name, bytes) for name in ("maskings", "sealings", "commitments", "signatures")]
-    signers = listed(content, "signers", str)
-    if len({len(ids), len(signers), *map(len, others)}) != 1 or len(set(ids)) != len(ids):
-        raise UpdateError(f"keys of clients {shown(ids)}: each client should be there once, with all of its keys")
-    maskings, sealings, commitments, signatures = others
-    rows = zip(ids, maskings, sealings, commitments, signers, signatures, strict=True)
-    return [Advert(*row) for row in rows]
-
-
-def check_with(peers: Mapping[str, int], adverts: Sequence[Advert]) -> None:
-    """Check adverts by a client's own list of the others' keys: nobody else has signed any of them."""
-    for each in adverts:
-        if peers.get(each.signer) != each.client:
-            listed = "is not on" if each.client not in peers.values() else "has another key on"
-            raise UpdateError(
-                f"client {each.client}, with the key {shown(each.signer)}, {listed} this client's list of peers "
-                "(peers-file)"
-            )
+    columns = [listed(content, name, bytes) for name in ("maskings", "sealings", "signatures")]
+    if keys is None:
+        columns.append(listed(content, "signers", bytes))
+    if {*map(len, columns)} != {len(ids)} or sorted(set(ids)) != ids:
+        raise UpdateError(
+            f"keys of clients {shown(ids)}: each client should be there once, in ascending order, with all of its keys"
+        )
+    if keys is None:
+        signers = [signer.hex() for signer in columns.pop()]
+    elif unknown := [client for client in ids if client not in keys]:
+        raise UpdateError(f"clients {shown(unknown)} are not on this client's list of peers (peers-file)")
+    else:
+        signers = [keys[client] for client in ids]
+    rows = zip(ids, *columns, signers, strict=True)
+    return [Advert(client, masking, sealing, signer, signature) for client, masking, sealing, signature, signer in rows]

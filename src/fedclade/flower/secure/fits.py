@@ -50,8 +50,10 @@ def announcement(settings: RunSettings, algorithm: Algorithm, *, statistics: boo
     )
 
 
-def check_sums(settings: RunSettings, algorithm: Algorithm, clients: int = 0) -> None:
+def check_sums(settings: RunSettings, algorithm: Algorithm, clients: int = 0, *, parts: int = 1) -> None:
     """Check that a run of so many clients can do with sums of updates, and with signs where it compares.
+
+    ``parts`` is the number of sums for each cluster, if these are enough for robust rules.
 
     Raises
     ------
@@ -76,9 +78,12 @@ def check_sums(settings: RunSettings, algorithm: Algorithm, clients: int = 0) ->
             f"{name} asks each client for {asked}, from which its training data can be read; take another algorithm, "
             "or leave it out"
         )
-    if settings.aggregate.is_robust:
+    if settings.aggregate.is_robust and parts == 1:
         rule = settings.aggregate.rule
-        problems.append(f"aggregate.rule = {rule!r} needs the updates of single clients; leave it out")
+        problems.append(
+            f"aggregate.rule = {rule!r} needs the updates of single clients, or several sums for each cluster; set "
+            "network.secure_parts to at least 3, or leave it out"
+        )
     if settings.aggregate.leave_out_opposed is True:
         problems.append("aggregate.leave_out_opposed = true needs the updates of single clients; leave it out")
     if settings.aggregate.clip_above not in ("auto", math.inf):

@@ -1,25 +1,20 @@
-"""Who shares masks with whom."""
+"""Whom a client deals shares of its secrets to."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
 
+from fedclade.flower.secure.parameters import Graph
 
-def neighbours_of(clients: Sequence[int], count: int) -> dict[int, list[int]]:
-    """Return the neighbours of each client: with ``count`` 0 all others, else ``count``, if even, of a random circle.
 
-    A circle on which everybody knows the nearest ``count`` is the graph of SecAgg+ (Bell et al. 2020, a Harary graph on
-    a random order). The order is drawn from the operating system: no sum depends on it.
+def draw_holders(client: int, members: Sequence[int], graph: Graph) -> list[int]:
+    """Return the others that a client deals shares to, ascending: all, or so many as the graph says.
+
+    The client draws them from the operating system, after it has seen the list. So neither the
+    server nor other clients can choose them, nor try lists until the draw suits them.
     """
-    if not 0 < count < len(clients) - 1:
-        return {client: [other for other in clients if other != client] for client in clients}
-    circle = list(clients)
-    secrets.SystemRandom().shuffle(circle)
-    half = -(-count // 2)
-    near = [*range(-half, 0), *range(1, half + 1)]
-    found = {
-        client: {circle[(place + step) % len(circle)] for step in near} - {client}
-        for place, client in enumerate(circle)
-    }
-    return {client: sorted(others) for client, others in found.items()}
+    others = [member for member in members if member != client]
+    if graph.holders == 0:
+        return others
+    return sorted(secrets.SystemRandom().sample(others, graph.holders))

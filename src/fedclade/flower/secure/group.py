@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from torch import Tensor
 
 from fedclade.core import NOT_ASKED, UpdateError
-from fedclade.flower.secure.adverts import Advert
-from fedclade.flower.secure.graph import neighbours_of
-from fedclade.flower.secure.numbers import Numbers
+from fedclade.flower.secure.adverts import Advert, digest_of_list
+from fedclade.flower.secure.encoding import bitmap
+from fedclade.flower.secure.numbers import MODULUS, ClusterSum, Masked
+from fedclade.flower.secure.parameters import Graph
 from fedclade.flower.secure.secrets import (
     LONGEST_SHARE,
-    Masked,
+    Scope,
     agreed,
     combined,
     is_key_of,
     is_promised,
     is_seed_of,
-    mask,
+    own_mask,
+    pair_mask,
 )
+from fedclade.flower.secure.statements import Statements
 from fedclade.flower.secure.terms import SecureRules, Terms
 
 
@@ -44,18 +46,58 @@ class Group:
         Of the model.
     alive
         The clients that have answered every question so far.
+    members, listing
+        The clients on the list, and its digest λ.
+    dealt
+        D, the clients that have dealt shares.
+    ciphertexts, promises, commitments
+        What they have dealt, by dealer and holder; and the hashes of their seeds.
+    masked, signed
+        The masked vectors; and the digest of each, with its client's signature.
+    active
+        A, the clients whose vectors are added up.
+    agreements
+        Their signatures that they agree to the sum.
+    shares, unreadable
+        What holders have told of whose secret; and who says that it cannot read its share.
     """
 
     row: int
     alive: list[int]
     terms: Terms
     adverts: dict[int, Advert] = field(default_factory=dict[int, Advert])
-    neighbours: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
-    ciphertexts: dict[int, dict[int, bytes]] = field(default_factory=dict[int, dict[int, bytes]])  # from, to
-    promises: dict[int, dict[int, bytes]] = field(default_factory=dict[int, dict[int, bytes]])  # from, to
+    members: list[int] = field(default_factory=list[int])
+    listing: bytes = b""
+    dealt: list[int] = field(default_factory=list[int])
+    ciphertexts: dict[int, dict[int, bytes]] = field(default_factory=dict[int, dict[int, bytes]])
+    promises: dict[int, dict[int, bytes]] = field(default_factory=dict[int, dict[int, bytes]])
+    commitments: dict[int, bytes] = field(default_factory=dict[int, bytes])
     masked: dict[int, Masked] = field(default_factory=dict[int, Masked])
-    shares: dict[int, dict[int, bytes]] = field(default_factory=dict[int, dict[int, bytes]])  # of, held by
-    unreadable: dict[int, set[int]] = field(default_factory=dict[int, set[int]])  # of: who say so of their share
+    signed: dict[int, tuple[bytes, bytes]] = field(default_factory=dict[int, tuple[bytes, bytes]])
+    active: list[int] = field(default_factory=list[int])
+    agreements: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    shares: dict[int, dict[int, bytes]] = field(default_factory=dict[int, dict[int, bytes]])
+    unreadable: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
+
+    @property
+    def graph(self) -> Graph:
+        """Who deals shares to whom."""
+        return self.terms.graph(len(self.members))
+
+    @property
+    def quorum(self) -> int:
+        """How many have to agree on the sum."""
+        return self.terms.quorum(len(self.members))
+
+    @property
+    def scope(self) -> Scope:
+        """What secrets and signatures are bound to."""
+        return self.terms.context, self.listing
+
+    @property
+    def statements(self) -> Statements:
+        """What clients sign, once it is settled who has dealt shares."""
+        return Statements(self.scope, bitmap({*self.dealt}, self.members))
 
     def leave_out_copies(self) -> list[int]:
         """Leave out, and return, those who show a key twice, or that of another: nobody would go on with them."""
@@ -64,90 +106,133 @@ class Group:
         self.alive = [client for client in self.alive if client not in copies]
         return copies
 
-    def draw_neighbours(self, rules: SecureRules) -> None:
-        """Settle who shares masks with whom, once it is known who takes part."""
-        self.neighbours = neighbours_of(self.alive, rules.neighbours)
+    def settle_list(self) -> None:
+        """Settle who is on the list: those that have shown their keys."""
+        self.members = sorted(self.alive)
+        self.listing = digest_of_list(self.terms.context, [self.adverts[client] for client in self.members])
+
+    def settle_dealt(self) -> list[int]:
+        """Settle who is in D: those that have dealt shares; return those whose holders have not, too many of them.
+
+        Such a client would not go on, and its secrets could not be put together.
+        """
+        dealt, left_out = {*self.alive}, list[int]()
+        while lonely := sorted(client for client in dealt if len(self._holders_in(dealt, client)) < self.graph.needed):
+            dealt -= {*lonely}
+            left_out += lonely
+        self.dealt = self.alive = sorted(dealt)
+        return left_out
+
+    def settle_active(self) -> None:
+        """Settle who is in A: those whose vectors have come."""
+        self.alive = [client for client in self.alive if client in self.masked]
+        self.active = sorted(self.masked)
 
     def sources(self, client: int) -> list[int]:
-        """Return those whose shares a client is given: it then shares a mask with each of them."""
-        return [other for other in self.neighbours[client] if client in self.ciphertexts.get(other, {})]
+        """Return those whose shares a client is given, in ascending order."""
+        return [dealer for dealer in self.dealt if client in self.ciphertexts[dealer]]
 
-    def standing(self, client: int) -> tuple[list[int], list[int]]:
-        """Return of a client and those it shares masks with who has sent an update, and who has not."""
-        partners = sorted([client, *self.sources(client)])
-        return [c for c in partners if c in self.masked], [c for c in partners if c not in self.masked]
+    def signed_for(self, client: int) -> tuple[list[bytes], list[bytes]]:
+        """Return digests and signatures of the vectors of those in the sum whose shares a client holds."""
+        signed = [self.signed[source] for source in self.sources(client) if source in self.masked]
+        return [numbers for numbers, _ in signed], [signature for _, signature in signed]
+
+    def enough_agreements(self) -> dict[int, bytes]:
+        """Return as many agreements as clients want to see."""
+        return dict(sorted(self.agreements.items())[: self.quorum])
 
     def take_shares(self, client: int, told: Sequence[bytes]) -> None:
-        """Note the shares that a client tells, of the seeds and then of the keys of those it shares masks with.
+        """Note the shares that a client tells: of the seeds of those in the sum, and of the keys of the others.
 
         An UpdateError if one is another than it was dealt: when it was given it, it did not say so.
         """
-        active, dead = self.standing(client)
-        if len(told) != len(active) + len(dead) or max(map(len, told)) > LONGEST_SHARE:
-            raise UpdateError(f"{len(told)} shares, expected {len(active) + len(dead)} of few bytes")
-        context, held = self.terms.context, dict[int, bytes]()
-        for whose, share in zip([*active, *dead], told, strict=True):
-            what, promises = "seed" if whose in self.masked else "key", self.promises[whose][client]
-            if share and not is_promised(share, promises, what, whose, client, context):
-                raise UpdateError(f"told another share of client {whose}'s {what} than it was dealt")
-            held[whose] = share
-        for whose, share in held.items():
+        dealers = [dealer for dealer in self.dealt if client in self.promises[dealer]]
+        if len(told) != len(dealers) or max(map(len, told), default=0) > LONGEST_SHARE:
+            raise UpdateError(f"{len(told)} shares, expected {len(dealers)} of few bytes")
+        scope = self.scope
+        held = dict(zip(dealers, told, strict=True))
+        for dealer, share in held.items():
+            which, promises = "seed" if dealer in self.masked else "key", self.promises[dealer][client]
+            if share and not is_promised(share, promises, which, (dealer, client), scope):
+                raise UpdateError(f"told another share of client {dealer}'s {which} than it was dealt")
+        for dealer, share in held.items():
             if share:
-                self.shares.setdefault(whose, {})[client] = share
+                self.shares.setdefault(dealer, {})[client] = share
             else:
-                self.unreadable.setdefault(whose, set()).add(client)
-
-    def needed(self, client: int) -> int:
-        """Return how many shares a client's secrets are put together from."""
-        return self.terms.needed(len(self.neighbours[client]) + 1)
+                self.unreadable.setdefault(dealer, set()).add(client)
 
     def too_few(self, rules: SecureRules) -> str:
         """Say why the sum cannot go on with those that are alive; nothing if it can."""
         few, asked = len(self.alive), self.terms.clients
-        if few < rules.fewest:
+        added = len(self.active) if self.active else few
+        if added < rules.fewest:
             return (
-                f"{few} of the {asked} clients of its cluster answered, and a sum is of at least {rules.fewest} "
+                f"{added} of the {asked} clients of its cluster answered, and a sum is of at least {rules.fewest} "
                 "(network.secure_fewest)"
             )
-        here = set(self.alive)
-        for client in self.neighbours:  # also of those that are gone: their masks have to come off
-            holders = here.intersection([*self.neighbours[client], client])
-            if client in self.ciphertexts and 0 < len(holders) < self.needed(client):
+        if few < self.quorum:
+            return (
+                f"{few} of the {asked} clients of its cluster answered, and {self.quorum} have to agree on their sum "
+                f"(more than half of all and the {self.terms.colluders} of network.secure_colluders)"
+            )
+        here = {*self.alive}
+        for client in self.dealt:  # also of those that are gone: their masks have to come off
+            holders, needed = self._holders_in(here, client), self.graph.needed
+            if self._is_masked_with(client) and len(holders) < needed:
                 return (
-                    f"{few} of the {asked} clients of its cluster answered, and {self.needed(client)} of those that "
-                    "hold shares of a client's secrets are needed (network.secure_threshold)"
+                    f"{few} of the {asked} clients of its cluster answered, {len(holders)} of them hold shares of "
+                    f"client {client}'s secrets, and {needed} are needed to take the masks off"
                 )
         return ""
 
-    def total(self) -> Tensor:
-        """Return the sum of all updates that came, float64 ``[S]``, weighted as the terms say.
+    def total(self, parameters: int, entries: int) -> ClusterSum:
+        """Return the sum of all updates that came, of a model with so many parameters and entries.
 
-        An UpdateError says that it cannot be had: a :class:`BadSharesError` whose secret is missing.
+        An UpdateError says that it cannot be had: a :class:`BadSharesError` whose secret is missing, and a
+        :class:`RejectedSumError` that clients did not keep to the protocol.
         """
-        context = self.terms.context
-        active, size = sorted(self.masked), len(next(iter(self.masked.values())))
+        return self.terms.numbers(parameters, entries).decode(self.unmasked(), len(self.active))
+
+    def unmasked(self) -> Masked:
+        """Return the sum of all vectors without their masks; errors are those of :meth:`total`."""
+        scope, size = self.scope, len(next(iter(self.masked.values())))
         total = np.zeros(size, dtype=np.uint32)
-        for client in active:
+        for client in self.active:
             total += self.masked[client]
-        for client in active:
-            seed = self._secret(client, "seed", is_seed_of(self.adverts[client].commitment, context))
-            total -= mask(seed, context, size)
-        for client in sorted(set(self.ciphertexts) - set(active)):
-            partners = [other for other in active if client in self.sources(other)]
+        for client in self.active:
+            seed = self._secret(client, "seed", is_seed_of(self.commitments[client], scope, client))
+            total -= own_mask(seed, scope, client, size)
+        for client in self.dealt:
+            if client in self.masked:
+                continue
+            partners = [other for other in self.active if self._is_pair(client, other)]
             if not partners:
                 continue
             key = self._secret(client, "key", is_key_of(self.adverts[client].masking))
             for other in partners:  # what each has put on for the pair
-                pairwise = mask(agreed(key, self.adverts[other].masking), context, size)
-                total = total - pairwise if other > client else total + pairwise
-        terms = self.terms
-        return Numbers(terms.clip, terms.clients).decode(total, len(active)) * terms.weight
+                pairwise = pair_mask(agreed(key, self.adverts[other].masking), scope, (client, other), size)
+                total = total - pairwise if other < client else total + pairwise
+        return total % np.uint32(MODULUS)
+
+    def _holders_in(self, clients: Collection[int], dealer: int) -> set[int]:
+        """Return those of some clients that hold shares of a dealer's secrets."""
+        return {*self.promises[dealer]}.intersection(clients)
+
+    def _is_pair(self, client: int, other: int) -> bool:
+        """Return whether two clients that have dealt shares share a mask."""
+        return other in self.ciphertexts[client] or client in self.ciphertexts[other]
+
+    def _is_masked_with(self, client: int) -> bool:
+        """Return whether a secret of a client is needed: its seed, or its key if others have masked with it."""
+        if not self.active or client in self.masked:
+            return True
+        return any(self._is_pair(client, other) for other in self.active)
 
     def _secret(self, client: int, what: str, holds: Callable[[bytes], bool]) -> bytes:
         """Put a client's secret together from shares that it has committed to; any that are enough will do."""
-        shares, needed = self.shares.get(client, {}), self.needed(client)
+        shares, needed = self.shares.get(client, {}), self.graph.needed
         if len(shares) < needed:
-            holders = {*self.neighbours[client], client}
+            holders = {*self.promises[client]}
             complaining = self.unreadable.get(client, set()) - {client}
             gone, spare = holders - complaining - shares.keys(), len(holders) - needed
             # More than may be, if the dealer is honest; and no more, if it is one of those that lie or are gone.
@@ -157,7 +242,7 @@ class Group:
                 )
             raise UpdateError(
                 f"{len(shares)} clients have told what they hold of client {client}'s {what}, and {needed} are needed "
-                "to take the masks off (network.secure_threshold)"
+                "to take the masks off"
             )
         secret = combined([shares[holder] for holder in sorted(shares)[:needed]], holds)
         if secret is None:

@@ -1,43 +1,54 @@
-"""A client's side of secure aggregation: four questions, each answered once."""
+"""A client's side of secure aggregation: five questions, each answered once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
 import torch
-from cryptography.fernet import InvalidToken
 from flwr.app import RecordDict
 from flwr.common.secure_aggregation.crypto.shamir import create_shares
-from flwr.common.secure_aggregation.crypto.symmetric_encryption import decrypt, encrypt
-from flwr.common.secure_aggregation.secaggplus_utils import share_keys_plaintext_concat as sealed
-from flwr.common.secure_aggregation.secaggplus_utils import share_keys_plaintext_separate as unsealed
+from torch import Tensor
 
-from fedclade.core import UpdateError, Updates, row_norms
+from fedclade.core import FedcladeError, UpdateError, Updates
 from fedclade.flower import wire
 from fedclade.flower.keys import Key
 from fedclade.flower.policy import Policy
 from fedclade.flower.secure import adverts as advertising
-from fedclade.flower.secure.adverts import Advert
+from fedclade.flower.secure.adverts import Advert, digest_of_list
+from fedclade.flower.secure.encoding import DIGEST_BYTES
+from fedclade.flower.secure.graph import draw_holders
 from fedclade.flower.secure.kept import Kept
-from fedclade.flower.secure.numbers import Numbers
+from fedclade.flower.secure.numbers import Contribution, Masked, pack
 from fedclade.flower.secure.secrets import (
-    LONGEST_SHARE,
-    Masked,
     agreed,
     commitment,
-    mask,
+    digest_of_numbers,
     new_key,
     new_seed,
+    own_mask,
+    pair_mask,
     promises_of,
     public_of,
+    seal,
+    unseal,
 )
-from fedclade.flower.secure.terms import OF_STAGE, Terms, digest_of, listed, names_of
+from fedclade.flower.secure.spent import SpentQuestions
+from fedclade.flower.secure.statements import is_signed
+from fedclade.flower.secure.terms import OF_STAGE, Terms, anchor_of, digest_of, listed, model_of, question_of
+from fedclade.flower.training_asked import TrainingFailedError
 from fedclade.flower.wire import Content, shown
+
+_log = logging.getLogger(__name__)
 
 Train = Callable[[Content], Updates]
 """Trains as a question says: the one update ``[1, S + what leaves unmasked]``."""
+
+MOST_SOURCES = 4
+"""Others may name a client as their holder as they like; with more than 4k of them it stops."""
 
 
 class Member:
@@ -46,13 +57,16 @@ class Member:
     Parameters
     ----------
     policy
-        The client's: it says how small a group may be.
+        The client's: it says with how many colluding clients a sum must cope, and how many honest ones are in it.
     peers
         The number of each other client by its key, if the client knows them from elsewhere than from the server.
+    folder
+        Where the client keeps what must last.
     """
 
-    def __init__(self, policy: Policy, peers: Mapping[str, int] | None = None) -> None:
+    def __init__(self, policy: Policy, peers: Mapping[str, int] | None = None, folder: Path | None = None) -> None:
         self._policy, self._peers = policy, peers
+        self._spent = SpentQuestions(folder)
 
     def keys(self, content: Content, state: RecordDict | None, key: Key | None) -> RecordDict:
         """Stage 0: take part in a sum, with fresh keys; what was begun before is forgotten."""
@@ -60,144 +74,255 @@ class Member:
         client, instance = content.get("client", int), content.get("instance", str)
         if key is None or instance != terms.instance or not 0 <= client < 2**63:
             raise UpdateError("a client takes part in a sum under a number, by terms of that sum, and with a key")
-        self._policy.check_group(terms.clients)
+        self._policy.check_colluders(terms.colluders)
+        self._policy.check_group(terms.clients, terms.colluders)
         kept = Kept(instance, terms.text, client, masking=new_key(), sealing=new_key(), seed=new_seed())
-        promise = commitment(kept.seed, terms.context)
-        mine = Advert(client, public_of(kept.masking), public_of(kept.sealing), promise, key.public)
+        mine = Advert(client, public_of(kept.masking), public_of(kept.sealing), key.public)
         mine = mine.signed(terms.context, key)
+        self._spent.begin(terms.question, state)
         kept.save(state, "keys")
-        public = {name: getattr(mine, name) for name in ("masking", "sealing", "commitment", "signature")}
-        return wire.record({"instance": instance, **public})
+        public = {name: getattr(mine, name) for name in ("masking", "sealing", "signature")}
+        return wire.record({"instance": instance, "has_peers": self._peers is not None, **public})
 
-    def shares(self, content: Content, state: RecordDict | None) -> RecordDict:
-        """Stage 1: see the others' keys, and give each a share of the own secrets that only it can read."""
+    def shares(self, content: Content, state: RecordDict | None, key: Key | None) -> RecordDict:
+        """Stage 1: see the whole list, and give holders shares of the own secrets that only they can read."""
         kept = Kept.load(state, "keys", content)
-        terms, everybody = kept.read_terms(), advertising.read(content)
-        others = self._others(kept, terms, everybody)
-        kept.others = [each.client for each in others]
-        kept.their_masking = [each.masking for each in others]
-        kept.their_sealing = [each.sealing for each in others]
-        needed = terms.needed(len(everybody))
-        of_key, of_seed = (create_shares(each, needed, len(everybody)) for each in (kept.masking, kept.seed))
-        kept.key_shares, kept.seed_shares = of_key[-1:], of_seed[-1:]
-        ciphertexts = [
-            encrypt(agreed(kept.sealing, each.sealing), sealed(kept.client, each.client, seed_share, key_share))
-            for each, seed_share, key_share in zip(others, of_seed, of_key, strict=False)
-        ]
-        holders = [*kept.others, kept.client]
+        terms = kept.read_terms()
+        everybody = advertising.read(content, self._keys_of_all(kept, key))
+        self._check_list(kept, terms, everybody, key)
+        kept.listing = digest_of_list(terms.context, everybody)
+        kept.members = [each.client for each in everybody]
+        kept.signers = [bytes.fromhex(each.signer) for each in everybody]
+        kept.their_masking = [each.masking for each in everybody]
+        kept.their_sealing = [each.sealing for each in everybody]
+        graph, scope = kept.graph, kept.scope
+        kept.holders = draw_holders(kept.client, kept.members, graph)
+        keeps_own = graph.holders == 0
+        number = len(kept.holders) + keeps_own
+        of_key, of_seed = (create_shares(each, graph.needed, number) for each in (kept.masking, kept.seed))
+        if keeps_own:
+            kept.own_key_share, kept.own_seed_share = of_key[-1], of_seed[-1]
+        sealing_of = dict(zip(kept.members, kept.their_sealing, strict=True))
+        ciphertexts: list[bytes] = []
+        for holder, seed_share, key_share in zip(kept.holders, of_seed, of_key, strict=False):
+            shared = agreed(kept.sealing, sealing_of[holder])
+            ciphertexts.append(seal(shared, scope, (kept.client, holder), shares=(seed_share, key_share)))
+        holders = [*kept.holders, kept.client] if keeps_own else kept.holders
         promises = [
-            promises_of(seed_share, key_share, kept.client, holder, terms.context)
+            promises_of(seed_share, key_share, (kept.client, holder), scope)
             for holder, seed_share, key_share in zip(holders, of_seed, of_key, strict=True)
         ]
         kept.save(state, "shares")
-        dealt = {"clients": kept.others, "ciphertexts": ciphertexts, "promises": promises}
-        return wire.record({"instance": kept.instance, **dealt})
+        dealt = {"clients": kept.holders, "ciphertexts": ciphertexts, "promises": promises}
+        promise = commitment(kept.seed, scope, kept.client)
+        return wire.record({"instance": kept.instance, **dealt, "commitment": promise})
 
-    def masked(self, content: Content, state: RecordDict | None, train: Train, n_parameters: int) -> RecordDict:
-        """Stage 2: train, and send the update under masks, of a model of D = ``n_parameters`` parameters."""
+    def masked(
+        self, content: Content, state: RecordDict | None, key: Key | None, *, train: Train, shape: tuple[int, int]
+    ) -> RecordDict:
+        """Stage 2: train, and send the update under masks; ``shape`` is that of the model, D and S.
+
+        The client signs the vector, and who has dealt shares. In clear leaves nothing that depends on its data, but
+        sketches where the method compares clients.
+        """
         kept = Kept.load(state, "shares", content)
         terms = kept.read_terms()
-        if digest_of(content.values) != terms.question or names_of(content.vectors) != terms.vectors:
-            raise UpdateError("asked to train something else than the terms of the sum say")
-        self._take_shares(kept, content, terms)
-        updates = train(training_of(content))
-        size = len(content.vector("model")) // updates.required_deltas.element_size()
-        update, clear = updates.required_deltas[0, :size], updates.required_deltas[0, size:]
-        self._policy.check_clear(len(clear), n_parameters)
-        examples = int(updates.sizes[0])
-        weight = min(examples, terms.weight) / terms.weight
-        numbers, clipped = Numbers(terms.clip, terms.clients).encode(update, weight)
-        numbers = self._add_masks(kept, terms, numbers)
+        check_training(content, terms)
+        self._take_shares(kept, content)
+        contribution, clear = self._trained(content, train, shape)
+        numbers = terms.numbers(*shape).encode(contribution)
+        masked = pack(add_masks(kept, numbers))
+        statement = kept.statements.masked(kept.client, digest_of_numbers(masked))
         kept.save(state, "masked")
-        loss = float(updates.losses[0])
-        norms = [float(row_norms(part[None])) for part in (update[:n_parameters], update[n_parameters:])]
-        values: dict[str, Any] = {
-            **{name: content.values[name] for name in ("what", "round", "query", "purpose", "instance")},
-            **{"model": wire.digest(content.vector("model")), "size": examples, "clipped": clipped},
-            **{"norm": norms[0], "norm_of_buffers": norms[1]},
-            **({} if loss != loss else {"loss": loss}),  # NaN: it is withheld from the server
-        }
-        vectors = {"masked": wire.raw(numbers.astype("<u4", copy=False).tobytes(), "uint32", len(numbers))}
-        return wire.record(values, vectors | ({"clear": wire.raw_vector(clear)} if len(clear) else {}))
+        repeated = {name: content.values[name] for name in ("what", "round", "query", "purpose")}
+        repeated["model"] = wire.digest(content.vector("model"))
+        signed = {"instance": kept.instance, "signature": _sign(statement, key)}
+        vectors = {"masked": wire.raw(masked, "uint8", len(masked))}
+        if len(clear):
+            vectors["clear"] = wire.raw_vector(clear)
+        return wire.record(repeated | signed, vectors)
 
-    def unmask(self, content: Content, state: RecordDict | None) -> RecordDict:
-        """Stage 3: give shares of the seeds of those that answered, and of the keys of those that did not."""
+    def agree(self, content: Content, state: RecordDict | None, key: Key | None) -> RecordDict:
+        """Stage 3: sign whose updates are added up, once those whose shares it holds have masked alike.
+
+        From here on the client answers the training question for no other sum.
+        """
         kept = Kept.load(state, "masked", content)
-        active, dead = listed(content, "active", int), listed(content, "dead", int)
-        everybody = [*kept.others, kept.client]
-        taking_part = {who for who, share in zip(everybody, kept.key_shares, strict=True) if share != MISSING}
-        if len(active) + len(dead) != len({*active, *dead}) or {*active, *dead} != taking_part:
-            raise UpdateError(f"asked for shares of {shown(active)} and {shown(dead)}, of {shown(sorted(taking_part))}")
+        bits = content.get("active", bytes)
+        active, dealt = kept.members_of(bits), kept.members_of(kept.dealt)
         if kept.client not in active:
             raise UpdateError("asked for shares of a sum that this client's update is not in")
-        needed = kept.read_terms().needed(len(everybody))
-        if len(active) < needed:
-            raise UpdateError(f"asked to unmask a sum of {len(active)} clients, and at least {needed} are needed")
-        self._policy.check_group(len(active))
-        places = {who: place for place, who in enumerate(everybody)}
-        shares = [kept.seed_shares[places[who]] for who in active] + [kept.key_shares[places[who]] for who in dead]
-        answer = wire.record({"instance": kept.instance, "shares": [b"" if s == UNREADABLE else s for s in shares]})
+        if strangers := sorted({*active} - {*dealt}):
+            raise UpdateError(f"asked to agree to a sum with clients that dealt no shares: {shown(strangers)}")
+        if len(active) < kept.quorum:
+            raise UpdateError(f"asked to unmask a sum of {len(active)} clients, and at least {kept.quorum} are needed")
+        terms = kept.read_terms()
+        self._policy.check_group(len(active), terms.colluders)
+        self._check_masked_alike(kept, content, active)
+        self._spent.spend(terms.question, state)
+        kept.active = bits
+        kept.save(state, "agree")
+        return wire.record({"instance": kept.instance, "signature": _sign(kept.statements.agreed(bits), key)})
+
+    def unmask(self, content: Content, state: RecordDict | None) -> RecordDict:
+        """Stage 4: give shares of the seeds of those in the sum, and of the keys of the others, if enough agree."""
+        kept = Kept.load(state, "agree", content)
+        self._check_agreed(kept, content)
+        active = {*kept.members_of(kept.active)}
+        held = dict(zip(kept.sources, zip(kept.seed_shares, kept.key_shares, strict=True), strict=True))
+        if kept.own_seed_share:
+            held[kept.client] = kept.own_seed_share, kept.own_key_share
+        shares = [seed if who in active else key for who, (seed, key) in sorted(held.items())]
         kept.save(state, "unmask")
-        return answer
+        return wire.record({"instance": kept.instance, "shares": shares})
 
-    def _others(self, kept: Kept, terms: Terms, everybody: list[Advert]) -> list[Advert]:
-        """Return the adverts of the others, once all are checked."""
-        self._policy.check_group(len(everybody))
+    def _check_list(self, kept: Kept, terms: Terms, everybody: list[Advert], key: Key | None) -> None:
+        """Check that a list is one of clients that this client knows, with its own keys among theirs."""
+        self._policy.check_group(len(everybody), terms.colluders)
         mine = [each for each in everybody if each.client == kept.client]
+        seen = [(each.masking, each.sealing, each.signer) for each in mine]
         own = public_of(kept.masking), public_of(kept.sealing)
-        if len(everybody) > terms.clients or [(each.masking, each.sealing) for each in mine] != [own]:
+        if len(everybody) > terms.clients or key is None or seen != [(*own, key.public)]:
             raise UpdateError(f"the keys shown for the sum are not those of its {terms.clients} clients")
-        public = [key for each in everybody for key in (each.masking, each.sealing)]
-        if len(set(public)) != len(public):
+        public = [key for each in everybody for key in each.keys]
+        if len(set(public)) != len(public) or len({each.signer for each in everybody}) != len(everybody):
             raise UpdateError("two clients of the sum show the same key")
-        others = [each for each in everybody if each.client != kept.client]
-        for each in others:
+        for each in everybody:
             each.check(terms.context)
-        if self._peers is not None:
-            advertising.check_with(self._peers, others)
-        return others
 
-    def _take_shares(self, kept: Kept, content: Content, terms: Terms) -> None:
-        """Keep the shares that others made for this client; also who made one that cannot be read is masked with.
+    def _keys_of_all(self, kept: Kept, key: Key | None) -> Mapping[int, str] | None:
+        """Return all clients' own keys by number, if this client knows them; it may be missing on its list itself."""
+        if self._peers is None or key is None:
+            return None
+        known = {number: public for public, number in self._peers.items()}
+        is_other = self._peers.get(key.public, kept.client) != kept.client
+        if is_other or known.setdefault(kept.client, key.public) != key.public:
+            raise UpdateError(
+                f"asked as client {kept.client}, who has another key on this client's list of peers (peers-file)"
+            )
+        return known
 
-        Both sides of a pair have to use a mask or neither, and the others hold shares to take it off again. A share
-        that its dealer has not committed to is as good as none: the server would take it for a lie of the holder's.
+    def _take_shares(self, kept: Kept, content: Content) -> None:
+        """Keep who has dealt shares, and those that were made for this client.
+
+        A client masks also with one whose shares cannot be read: both sides of a pair have to use a
+        mask or neither, and others hold shares to take it off again. A share that its dealer has
+        not committed to is as good as none: the server would take it for a lie of the holder's.
         """
+        kept.dealt = content.get("dealt", bytes)
+        dealt, graph = kept.members_of(kept.dealt), kept.graph
         sources, ciphertexts = listed(content, "sources", int), listed(content, "ciphertexts", bytes)
         promises = listed(content, "promises", bytes)
-        all_there = len(sources) == len(ciphertexts) == len(promises)
-        if not all_there or len(set(sources)) != len(sources) or not {*sources} <= {*kept.others}:
-            raise UpdateError(f"got shares of {shown(sources)}, expected some of {shown(kept.others)}, each once")
-        needed = terms.needed(len(kept.others) + 1)
-        if len(sources) + 1 < needed:
-            raise UpdateError(f"{len(sources) + 1} clients of the sum have sent shares, and {needed} are needed")
-        found = dict(zip(sources, zip(ciphertexts, promises, strict=True), strict=True))
-        of_key, of_seed = kept.key_shares, kept.seed_shares
-        kept.key_shares, kept.seed_shares = [], []
-        for other, sealing in zip(kept.others, kept.their_sealing, strict=True):
-            key_share = seed_share = MISSING
-            if other in found:
-                ciphertext, promise = found[other]
-                seed_share, key_share = _opened(ciphertext, other, kept.client, agreed(kept.sealing, sealing))
-                if promise != promises_of(seed_share, key_share, other, kept.client, terms.context):
-                    seed_share = key_share = UNREADABLE
-            kept.key_shares.append(key_share)
-            kept.seed_shares.append(seed_share)
-        kept.key_shares += of_key
-        kept.seed_shares += of_seed
+        possible = {*dealt} - {kept.client}
+        all_there = len(sources) == len(ciphertexts) == len(promises) and sorted({*sources}) == sources
+        all_there = all_there and {*sources} <= possible and (graph.holders > 0 or {*sources} == possible)
+        if not all_there:
+            raise UpdateError(
+                f"got shares of {shown(sources)}, expected some of {shown(sorted(possible))}, each once and in order"
+            )
+        if kept.client not in dealt:
+            raise UpdateError("asked to mask for a sum in which this client's own shares are not dealt")
+        if graph.holders and len(sources) > MOST_SOURCES * graph.holders:
+            raise UpdateError(f"{len(sources)} clients deal shares to this one, more than {MOST_SOURCES} times its own")
+        there = len(dealt) if graph.holders == 0 else len({*kept.holders} & {*dealt})
+        if there < graph.needed:
+            raise UpdateError(
+                f"{there} of those that hold this client's shares have dealt shares, and {graph.needed} are needed"
+            )
+        scope, sealing_of = kept.scope, dict(zip(kept.members, kept.their_sealing, strict=True))
+        kept.sources = sources
+        kept.seed_shares, kept.key_shares = [], []
+        for other, sealed, promise in zip(sources, ciphertexts, promises, strict=True):
+            opened = unseal(agreed(kept.sealing, sealing_of[other]), scope, (other, kept.client), sealed)
+            if opened is None or promise != promises_of(*opened, (other, kept.client), scope):
+                opened = UNREADABLE
+            kept.seed_shares.append(opened[0])
+            kept.key_shares.append(opened[1])
 
-    def _add_masks(self, kept: Kept, terms: Terms, numbers: Masked) -> Masked:
-        """Return numbers under the client's own mask and one for each other client that has sent shares."""
-        total = numbers + mask(kept.seed, terms.context, len(numbers))
-        for other, public, share in zip(kept.others, kept.their_masking, kept.key_shares, strict=False):
-            if share != MISSING:
-                pairwise = mask(agreed(kept.masking, public), terms.context, len(numbers))
-                total = total + pairwise if kept.client > other else total - pairwise
-        return total
+    def _check_masked_alike(self, kept: Kept, content: Content, active: Sequence[int]) -> None:
+        """Check that all in the sum whose shares this client was given have signed the same list and D."""
+        partners = [source for source in kept.sources if source in {*active}]
+        digests, signatures = listed(content, "digests", bytes), listed(content, "signatures", bytes)
+        if not len(digests) == len(signatures) == len(partners) or {*map(len, digests)} - {DIGEST_BYTES}:
+            raise UpdateError(f"got what {len(signatures)} clients have signed, expected {len(partners)}")
+        statements = kept.statements
+        for partner, numbers, signature in zip(partners, digests, signatures, strict=True):
+            statement = statements.masked(partner, numbers)
+            if not is_signed(statement, kept.signer(partner), signature):
+                raise UpdateError(f"client {partner} has not masked for the same clients as this one")
+
+    def _check_agreed(self, kept: Kept, content: Content) -> None:
+        """Check that T clients of the sum have signed the same sum as this client."""
+        clients, signatures = listed(content, "clients", int), listed(content, "signatures", bytes)
+        active = {*kept.members_of(kept.active)}
+        if len(clients) != len(signatures) or len({*clients}) != len(clients) or not {*clients} <= active:
+            raise UpdateError(f"clients {shown(clients)} should agree to a sum of {shown(sorted(active))}, each once")
+        if len(clients) < kept.quorum:
+            raise UpdateError(f"{len(clients)} clients agree to the sum, and at least {kept.quorum} have to")
+        statement = kept.statements.agreed(kept.active)
+        for client, signature in zip(clients, signatures, strict=True):
+            if not is_signed(statement, kept.signer(client), signature):
+                raise UpdateError(f"client {client} has not agreed to the same sum as this one")
+
+    def _trained(self, content: Content, train: Train, shape: tuple[int, int]) -> tuple[Contribution, Tensor]:
+        """Train; return what the client adds to the sum, and what leaves unmasked.
+
+        A client whose training failed adds nothing, and nobody sees it: whether it fails depends on its data. Where
+        sketches leave unmasked it says so instead, as an update of zeros would mislead the method.
+        """
+        n_parameters, size = shape
+        question = training_of(content)
+        try:
+            updates = train(question)
+        except Exception as error:
+            is_hidden = isinstance(error, TrainingFailedError) or not isinstance(error, FedcladeError)
+            if not is_hidden or compares(question):
+                raise
+            _log.warning("training failed, and this client adds nothing to the sum: %s", error)
+            return Contribution.of_failed_training(size), torch.empty(0)
+        update, clear = updates.required_deltas[0, :size], updates.required_deltas[0, size:]
+        self._policy.check_clear(len(clear), n_parameters)
+        loss = float(updates.losses[0])
+        contribution = Contribution(
+            update=update,
+            examples=int(updates.sizes[0]),
+            loss=0.0 if math.isnan(loss) else loss,  # NaN: the client withholds it
+        )
+        return contribution, clear
 
 
-MISSING, UNREADABLE = b"", b"?"
-"""In place of a share of somebody who has sent none, and takes no further part; or sent one that cannot be read."""
+UNREADABLE = b"", b""
+"""In place of shares that cannot be read, or that their dealer has not committed to."""
+
+
+def check_training(content: Content, terms: Terms) -> None:
+    """Check that a question is to train what the terms of its sum say; an UpdateError otherwise."""
+    content.has_only(("model", "anchor"))
+    asked = digest_of(content.values), question_of(content.values, content.vectors)
+    models = model_of(content.vectors), anchor_of(content.vectors)
+    if (*asked, *models) != (terms.training, terms.question, terms.model, terms.anchor):
+        raise UpdateError("asked to train something else than the terms of the sum say")
+
+
+def add_masks(kept: Kept, numbers: Masked) -> Masked:
+    """Return numbers under the client's own mask, and one for each client that it shares shares with.
+
+    These are its holders that have dealt shares, and all that have dealt shares to it.
+    """
+    scope, size = kept.scope, len(numbers)
+    partners = {*kept.holders} & {*kept.members_of(kept.dealt)} | {*kept.sources}
+    total = numbers + own_mask(kept.seed, scope, kept.client, size)
+    for other, public in zip(kept.members, kept.their_masking, strict=True):
+        if other in partners:
+            pairwise = pair_mask(agreed(kept.masking, public), scope, (kept.client, other), size)
+            total = total + pairwise if kept.client < other else total - pairwise
+    return total
+
+
+def compares(question: Content) -> bool:
+    """Return whether a question for training wants to know something that clients are compared by."""
+    in_parts = question.values.get("replicates", 1) > 1 and bool(question.values.get("compares_parts"))
+    return in_parts or bool(question.values.get("signs"))
 
 
 def training_of(content: Content) -> Content:
@@ -206,17 +331,12 @@ def training_of(content: Content) -> Content:
     return replace(content, values={**values, "what": "train"})
 
 
-def _opened(ciphertext: bytes, source: int, client: int, key: bytes) -> tuple[bytes, bytes]:
-    try:
-        said, meant, seed_share, key_share = unsealed(decrypt(key, ciphertext))
-    except InvalidToken:
-        return UNREADABLE, UNREADABLE
-    right = (said, meant) == (source, client) and all(
-        0 < len(share) <= LONGEST_SHARE for share in (seed_share, key_share)
-    )
-    return (seed_share, key_share) if right else (UNREADABLE, UNREADABLE)
-
-
 def joined(updates: Updates, sketched: torch.Tensor) -> Updates:
     """Return an update with numbers behind it that leave unmasked, ``[1, R]``."""
     return replace(updates, deltas=torch.cat([updates.required_deltas, sketched.to(updates.required_deltas)], dim=1))
+
+
+def _sign(statement: bytes, key: Key | None) -> bytes:
+    if key is None:
+        raise UpdateError("a client signs what it adds to a sum, and has no key")
+    return key.private.sign(statement)

@@ -1,4 +1,4 @@
-"""Keys, seeds, masks and shares: Flower's parts of SecAgg+ and those of ``cryptography``, put together."""
+"""Keys, seeds, masks and shares, from the parts of ``cryptography`` and of Flower's SecAgg+."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ import secrets
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 
-import numpy as np
+from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.common.secure_aggregation.crypto.shamir import combine_shares
-from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_shared_key
-from numpy.typing import NDArray
+
+from fedclade.flower.secure.encoding import DIGEST_BYTES, digest, encode, transcript
+from fedclade.flower.secure.numbers import BYTES_PER_ENTRY, Masked, unpack
 
 SEED_BYTES = 31  # 248 bits: with Flower's padding two blocks of Shamir's scheme, and 32 would be three
 LONGEST_SHARE = 128  # bytes of a share; a private key's has 52
-PROMISE_BYTES = 32  # of a commitment
+NONCE_BYTES = 12  # of AES-GCM
 
-Masked = NDArray[np.uint32]
-"""Numbers modulo 2³²."""
+Scope = tuple[bytes, bytes]
+"""What all secrets of a sum are bound to: ctx, the digest of its terms, and λ, that of its list."""
 
 _CURVE = ec.SECP256R1()
 
@@ -48,41 +50,76 @@ def check_public(public: bytes) -> None:
 
 
 def agreed(private: bytes, public: bytes) -> bytes:
-    """Return the key that the holder of a private key shares with the holder of another, given the public half."""
-    return generate_shared_key(_private(private), _public(public))
+    """Return what the holder of a private key shares with the holder of another, given the public half."""
+    return _private(private).exchange(ec.ECDH(), _public(public))
 
 
-def commitment(seed: bytes, context: bytes) -> bytes:
+def commitment(seed: bytes, scope: Scope, client: int) -> bytes:
     """Return the hash by which a client commits to its seed; that has too many bits to be guessed."""
-    return sha256(b"fedclade seed" + context + seed).digest()
+    return digest("seed", *scope, client, seed)
 
 
-def mask(secret: bytes, context: bytes, size: int) -> Masked:
-    """Return so many numbers, uniform modulo 2³² to whoever does not know the secret: AES-256 in counter mode.
+def own_mask(seed: bytes, scope: Scope, client: int, size: int) -> Masked:
+    """Return a client's own mask, of so many numbers."""
+    return _stream(seed, transcript("own", *scope, client), size)
 
-    The key is derived from the secret for this context alone, so a counter that begins at 0 is never used twice.
+
+def pair_mask(shared: bytes, scope: Scope, pair: tuple[int, int], size: int) -> Masked:
+    """Return the mask that two clients share: the smaller number adds it, the larger takes it off."""
+    return _stream(shared, transcript("mask", *scope, min(pair), max(pair)), size)
+
+
+def _stream(secret: bytes, purpose: bytes, size: int) -> Masked:
+    """Return so many numbers, uniform modulo 2²⁴ to whoever does not know the secret.
+
+    They are AES-256 in counter mode. The key is derived for this purpose alone, so a counter that
+    begins at 0 is never used twice.
     """
-    key = HKDF(algorithm=SHA256(), length=32, salt=None, info=b"fedclade mask" + context).derive(secret)
-    encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-    return np.frombuffer(encryptor.update(bytes(4 * size)), "<u4").astype(np.uint32)
+    encryptor = Cipher(algorithms.AES(_derived(secret, purpose)), modes.CTR(bytes(16))).encryptor()
+    return unpack(encryptor.update(bytes(BYTES_PER_ENTRY * size)))
 
 
-def promises_of(seed_share: bytes, key_share: bytes, dealer: int, holder: int, context: bytes) -> bytes:
-    """Return the hashes by which a dealer commits to the two shares of a holder, one behind the other."""
-    return promise_of(seed_share, "seed", dealer, holder, context) + promise_of(
-        key_share, "key", dealer, holder, context
-    )
+def seal(
+    shared: bytes, scope: Scope, way: tuple[int, int], *, shares: tuple[bytes, bytes], nonce: bytes | None = None
+) -> bytes:
+    """Encrypt the shares of a dealer's seed and key, ``way`` being dealer and holder.
+
+    The nonce is drawn from the operating system, so that even a dealer whose state was brought back
+    never uses one twice.
+    """
+    nonce = secrets.token_bytes(NONCE_BYTES) if nonce is None else nonce
+    cipher = AESGCM(_derived(shared, transcript("share", *scope, *way)))
+    return nonce + cipher.encrypt(nonce, encode(*shares), None)
 
 
-def promise_of(share: bytes, what: str, dealer: int, holder: int, context: bytes) -> bytes:
+def unseal(shared: bytes, scope: Scope, way: tuple[int, int], sealed: bytes) -> tuple[bytes, bytes] | None:
+    """Return the shares that were sealed on this way, in this sum; None if these are none."""
+    cipher = AESGCM(_derived(shared, transcript("share", *scope, *way)))
+    try:
+        opened = cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], None)
+    except (InvalidTag, ValueError):  # a ValueError if there are too few bytes
+        return None
+    length = int.from_bytes(opened[:4], "big")
+    seed_share, key_share = opened[4 : 4 + length], opened[8 + length :]
+    well_formed = encode(seed_share, key_share) == opened
+    lengths = {len(seed_share) <= LONGEST_SHARE, len(key_share) <= LONGEST_SHARE}
+    return (seed_share, key_share) if well_formed and lengths == {True} else None
+
+
+def promises_of(seed_share: bytes, key_share: bytes, way: tuple[int, int], scope: Scope) -> bytes:
+    """Return the hashes by which a dealer commits to a holder's two shares, one behind the other."""
+    return promise_of(seed_share, "seed", way, scope) + promise_of(key_share, "key", way, scope)
+
+
+def promise_of(share: bytes, which: str, way: tuple[int, int], scope: Scope) -> bytes:
     """Return the hash of a share of a dealer's ``seed`` or ``key``; a share is too random to be guessed."""
-    return sha256(b"fedclade share" + context + f"{what} of {dealer} held by {holder}: ".encode() + share).digest()
+    return digest("promise", *scope, which, *way, share)
 
 
-def is_promised(share: bytes, promises: bytes, what: str, dealer: int, holder: int, context: bytes) -> bool:
+def is_promised(share: bytes, promises: bytes, which: str, way: tuple[int, int], scope: Scope) -> bool:
     """Return whether a share is that of two hashes (:func:`promises_of`) which is of this secret."""
-    start = 0 if what == "seed" else PROMISE_BYTES
-    return promises[start : start + PROMISE_BYTES] == promise_of(share, what, dealer, holder, context)
+    start = 0 if which == "seed" else DIGEST_BYTES
+    return promises[start : start + DIGEST_BYTES] == promise_of(share, which, way, scope)
 
 
 def combined(shares: Sequence[bytes], holds: Callable[[bytes], bool]) -> bytes | None:
@@ -94,9 +131,9 @@ def combined(shares: Sequence[bytes], holds: Callable[[bytes], bool]) -> bytes |
     return secret if holds(secret) else None
 
 
-def is_seed_of(promise: bytes, context: bytes) -> Callable[[bytes], bool]:
-    """Return a check whether some bytes are the seed of a commitment."""
-    return lambda seed: commitment(seed, context) == promise
+def is_seed_of(promise: bytes, scope: Scope, client: int) -> Callable[[bytes], bool]:
+    """Return a check whether some bytes are the seed that a client has committed to."""
+    return lambda seed: commitment(seed, scope, client) == promise
 
 
 def is_key_of(public: bytes) -> Callable[[bytes], bool]:
@@ -109,6 +146,15 @@ def is_key_of(public: bytes) -> Callable[[bytes], bool]:
             return False
 
     return holds
+
+
+def digest_of_numbers(numbers: bytes) -> bytes:
+    """Return the digest of a masked vector as it travels."""
+    return sha256(numbers).digest()
+
+
+def _derived(secret: bytes, purpose: bytes) -> bytes:
+    return HKDF(algorithm=SHA256(), length=32, salt=None, info=purpose).derive(secret)
 
 
 def _private(private: bytes) -> ec.EllipticCurvePrivateKey:

@@ -9,7 +9,8 @@ from typing import Any, Protocol, TypeVar
 from flwr.app import Array, RecordDict
 
 from fedclade.channel import Limiting, Sketch
-from fedclade.core import ConfigError, UpdateQuery
+from fedclade.core import Aggregation, ConfigError, UpdateQuery
+from fedclade.flower.secure.norms import NormsByRound
 from fedclade.flower.secure.terms import SecureRules
 from fedclade.flower.wire import Content
 
@@ -55,12 +56,22 @@ class SecureAggregation:
     compared
         What an update is compared by; that leaves its client unmasked.
     limiting
-        How much an update may weigh, and how long it may say it is.
+        How much an update may weigh.
+    norms
+        How long an update may be.
+    rule
+        How one update is made of several sums of a cluster.
+    withholds_losses
+        Whether clients withhold their losses, as those with a privacy budget do.
     """
 
     rules: SecureRules
     compared: Sketch
     limiting: Limiting
+    norms: NormsByRound
+    rule: Aggregation = field(default_factory=Aggregation)
+    withholds_losses: bool = False
+    is_unguarded_noted: bool = False
     barred: dict[int, str] = field(default_factory=dict[int, str])
     """Clients whose shares were wrong, and why they take no further part: with them no sum would be had."""
 

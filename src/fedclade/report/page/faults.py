@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from fedclade.core import LeftOut, Limited, Retried
+from fedclade.core import LeftOut, Limited, Retried, SumClipped, SumRejected, SumUnguarded
 from fedclade.report.colours import series
 from fedclade.report.formats import count
 from fedclade.report.page.section import Section, Table
@@ -25,18 +25,19 @@ OTHER = "other reasons"
 def faults_section(view: RunView) -> Section | None:
     """Return answers left out by round and reason, and the clients it happened to most; None if there were none.
 
-    Besides, which clients' updates were limited, and how.
+    Besides, which clients' updates were limited, and how, and which sums of updates were rejected.
     """
     lost = [
         (at, client, _kind(why))
         for at, event in events_of(view.run.events, LeftOut)
         for client, why in event.clients.items()
     ]
-    limited = _limited_tables(view)
+    limited = [*_sum_tables(view), *_limited_tables(view)]
     if not lost and not limited:
         return None
     if not lost:
-        return Section("faults", "Answers limited", "What limits on updates and weights did.", tables=limited)
+        caption = "What limits on updates, weights and sums did."
+        return Section("faults", "Answers limited", caption, tables=limited)
     retries = sum(event.clients for _, event in events_of(view.run.events, Retried))
     counts = Counter(why for _, _, why in lost)
     kept = [why for why, _ in counts.most_common(REASONS)]
@@ -84,6 +85,26 @@ def _limited_tables(view: RunView) -> list[Table]:
         Table("Limited, by how", ["what was done", "times"], [[what, str(n)] for what, n in how.most_common(LISTED)]),
         Table.first("Limited, by client", ["client", "times"], clients, LISTED, "more client"),
     ]
+
+
+def _sum_tables(view: RunView) -> list[Table]:
+    """Return which sums of updates were rejected, clipped or unguarded; nothing if none were."""
+    rows = [
+        [str(at), "rejected", event.query, str(len(event.clients)), event.because]
+        for at, event in events_of(view.run.events, SumRejected)
+    ]
+    rows += [
+        [str(at), "unguarded", event.query, str(len(event.clients)), event.because]
+        for at, event in events_of(view.run.events, SumUnguarded)
+    ]
+    rows += [
+        [str(at), "clipped", event.query, str(len(event.clients)), f"{event.clipped} updates to norm {event.norm:.3g}"]
+        for at, event in events_of(view.run.events, SumClipped)
+    ]
+    if not rows:
+        return []
+    columns = ["round", "what", "query", "clients", "why"]
+    return [Table.first("Sums", columns, rows, LISTED, "more sum")]
 
 
 def _kind(why: str) -> str:

@@ -1,0 +1,283 @@
+"""Read and spoil sums of secure aggregation: attacks that must stay unsuccessful.
+
+- ``clear``: a server that keeps what a client sends in addition to its masked numbers, and compares two clients whose
+  data differ in one example, or whose training fails. The attack succeeds if any field but keys, signatures and
+  the masked numbers differs, any length does, or one of the two does not reply.
+- ``norm``: once, the exact norm of an update was a field. The server reads every number of a reply and looks for the
+  norm, the loss and the number of examples of the update. The attack succeeds if it finds one of them.
+- ``liar_sum``: one malicious client of 12 sends what it likes under its masks. ``huge`` sends random numbers in place
+  of its vector, ``clipped`` an update of norm C against the others', and ``strong`` one that is as long as a sum
+  allows and turns the mean as far as it can. With one sum for each cluster the attack succeeds if the accuracy of the
+  others falls by more than 10 points and the events of the run do not show it, neither as a rejected sum nor as a
+  cluster that is not guarded; with ``secure_parts = 3`` if it falls by so much at all.
+
+It prints for each the accuracy of honest clients without and with the malicious one.
+
+    python benchmarks/attacks/masked_sums.py
+    python benchmarks/attacks/masked_sums.py --json masked_sums.json
+"""
+
+from __future__ import annotations
+
+import fedclade  # noqa: F401  # isort: skip  (before torch, whose threads then sleep while they wait)
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import RecordDict
+
+from fedclade import LocalTraining, Run, load_federation
+from fedclade.core import Layout
+from fedclade.data import Federation
+from fedclade.flower import LocalGrid, LocalNode, Network, client_app, federate, wire
+from fedclade.flower.client_handler import ClientHandler
+from fedclade.flower.keys import Key
+from fedclade.flower.policy import Policy
+from fedclade.flower.secure import member
+from fedclade.flower.secure.adverts import Advert, told
+from fedclade.flower.secure.encoding import bitmap
+from fedclade.flower.secure.kept import Kept
+from fedclade.flower.secure.numbers import MODULUS, TAIL, Contribution, Masked, Numbers
+from fedclade.flower.secure.terms import Terms, anchor_of, digest_of, model_of, question_of
+from fedclade.flower.wire import Content
+from fedclade.models import build_model
+
+CLIENTS = 12
+MALICIOUS = 6
+FRESH = ("instance", "signature")
+"""Fields of a masked reply that are drawn or signed anew each time."""
+
+FALL = 0.10
+"""Accuracy that an attack has to cost the others to succeed."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of an attack."""
+
+    attack: str
+    succeeded: bool
+    detail: str
+
+
+def make_model(seed: int) -> torch.nn.Module:
+    """Return a linear model for the digits."""
+    return build_model("mclr", input_shape=(1, 8, 8), outputs=10, seed=seed)
+
+
+def masked_reply(federation: Federation, model: torch.Tensor, lr: float) -> Content | str:
+    """Return what client 0 replies to the masked stage of a sum of three; or why it does not."""
+    layout = Layout.of(make_model(0))
+    training: dict[str, Any] = {
+        "round": 1,
+        "query": 0,
+        "purpose": "train",
+        "seed": 0,
+        "spec": json.dumps({"epochs": 1, "batch_size": 60, "lr": lr}),
+        "replicates": 1,
+        "part_size": 0,
+        "compares_parts": False,
+        "dim": 0,
+        "own": False,
+        "shares": False,
+        "personal_epochs": 0,
+        "signs": False,
+        "layout": wire.layout_digest(layout),
+        "run": "attack",
+    }
+    vectors = {"model": wire.raw_vector(model)}
+    question = Content.of(wire.record({"what": "masked", **training}, vectors))
+    terms = Terms(
+        instance="sum",
+        clients=4,
+        colluders=1,
+        neighbours=0,
+        norm=5.0,
+        norm_of_buffers=5.0,
+        weight=60,
+        training=digest_of(question.values),
+        question=question_of(question.values, question.vectors),
+        model=model_of(question.vectors),
+        anchor=anchor_of(question.vectors),
+    )
+    with TemporaryDirectory() as name:
+        policy = Policy(secure_aggregation=True, trust_server_keys=True)
+        client = ClientHandler(federation, make_model, number=0, folder=Path(name), policy=policy)
+        key, state = Key.new(), RecordDict()
+
+        def ask(what: str, **values: Any) -> Content:
+            sent = vectors if what == "masked" else None
+            values = {"what": what, "layout": training["layout"], "run": "attack", "instance": "sum", **values}
+            return Content.of(client.answer(Content.of(wire.record(values, sent)), state, key))
+
+        try:
+            first = ask("keys", client=0, terms=terms.text)
+            fields = [first.get(each, bytes) for each in ("masking", "sealing")]
+            adverts = [Advert(0, *fields, key.public, first.get("signature", bytes))]
+            adverts += [colluder(number, terms) for number in range(1, 4)]
+            ask("shares", **told(adverts, has_signers=True))
+            dealt = bitmap({0, 1, 2, 3}, [0, 1, 2, 3])
+            unread = {"ciphertexts": [b"x"] * 3, "promises": [b"x"] * 3}
+            return ask("masked", **{**training, "dealt": dealt, "sources": [1, 2, 3], **unread})
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+
+def colluder(number: int, terms: Terms) -> Advert:
+    """Return the keys of a client that is the server's."""
+    key = Key.new()
+    public = [member.public_of(member.new_key()) for _ in range(2)]
+    return Advert(number, *public, key.public).signed(terms.context, key)
+
+
+def without_one(federation: Federation) -> Federation:
+    """Return the same client with another example in place of one."""
+    client = federation.clients[0]
+    train = client.train.copy()
+    train[7] = train[0]
+    return replace(federation, clients=(replace(client, train=train),))
+
+
+def shown(reply: Content | str) -> str:
+    """Return all of a reply that a server can compare."""
+    if isinstance(reply, str):
+        return reply
+    values = {name: value for name, value in reply.values.items() if name not in FRESH}
+    lengths = {name: len(data) for name, data in reply.vectors.items()}
+    return f"{sorted(values.items())} {lengths}"
+
+
+def try_clear(federation: Federation) -> Outcome:
+    """Compare what two clients with other data send in clear, also for models that make training fail."""
+    layout = Layout.of(make_model(0))
+    plain = layout.flatten(make_model(0))
+    models = {
+        "plain": (plain, 0.1),
+        "huge steps": (plain, 1e30),
+        "nan": (torch.full_like(plain, torch.nan), 0.1),
+        "overflow": (torch.full_like(plain, 2e38), 0.1),
+    }
+    seen = {name: shown(masked_reply(federation, *each)) for name, each in models.items()}
+    others = {name: shown(masked_reply(without_one(federation), *each)) for name, each in models.items()}
+    differing = [name for name in models if seen[name] != others[name] or "Error" in seen[name]]
+    detail = f"{len(models)} models; differing: {', '.join(differing) or 'none'}; {seen['plain'][:120]}"
+    return Outcome("clear", bool(differing), detail)
+
+
+def try_norm(federation: Federation) -> Outcome:
+    """Look for the norm, the loss and the size of an update among the numbers of a masked reply."""
+    layout = Layout.of(make_model(0))
+    reply = masked_reply(federation, layout.flatten(make_model(0)), 1.0)
+    if isinstance(reply, str):
+        return Outcome("norm", True, reply)
+    numbers = {name: value for name, value in reply.values.items() if isinstance(value, float)}
+    sizes = [name for name, value in reply.values.items() if value == len(federation.clients[0].train)]
+    return Outcome("norm", bool(numbers or sizes), f"fields {sorted(reply.values)}")
+
+
+def spoiled(attack: str, honest: Masked, numbers: Numbers, update: torch.Tensor) -> Masked:
+    """Return what a malicious client sends in place of its numbers."""
+    draw = np.random.default_rng(0)
+    if attack == "huge":
+        return draw.integers(MODULUS, size=len(honest), dtype=np.uint32)
+    against = numbers.encode(Contribution(update=-1e6 * update.double(), examples=10**6))
+    if attack == "clipped":
+        return against
+    # The others' mean has about the direction of its own update, and half the norm C or less.
+    signed = (against[:-TAIL].astype(np.int64) + MODULUS // 2) % MODULUS - MODULUS // 2
+    against[:-TAIL] = (signed * round(0.8 * numbers.clients) % MODULUS).astype(np.uint32)
+    return against
+
+
+def run_with(attack: str, federation: Federation, parts: int, rounds: int) -> Run:
+    """Run federated averaging with secure aggregation and one malicious client, or none."""
+    masking, encode = member.add_masks, Numbers.encode
+    last: dict[str, Any] = {}
+
+    def note(numbers: Numbers, contribution: Contribution) -> Masked:
+        last.update(numbers=numbers, update=contribution.update)
+        return encode(numbers, contribution)
+
+    def mask(kept: Kept, numbers: Masked) -> Masked:
+        if attack and kept.client == MALICIOUS:
+            numbers = spoiled(attack, numbers, last["numbers"], last["update"])
+        return masking(kept, numbers)
+
+    app = client_app(make_model, lambda context: federation.alone(int(context.node_config["partition-id"])))
+    nodes = {100 + client: LocalNode(app, {"partition-id": client}) for client in range(CLIENTS)}
+    member.add_masks, Numbers.encode = mask, note  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        return federate(
+            LocalGrid(nodes),
+            "fedavg",
+            make_model,
+            local=LocalTraining(epochs=3, batch_size=10, lr=0.1),
+            rounds=rounds,
+            seed=0,
+            evaluate_every=rounds,
+            network=Network(
+                clients=CLIENTS, wait=5.0, deadline=60.0, secure_aggregation=True, secure_norm=3.5, secure_parts=parts
+            ),
+        )
+    finally:
+        member.add_masks, Numbers.encode = masking, encode
+
+
+def accuracy(run: Run) -> float:
+    """Return the mean accuracy of the honest clients."""
+    return float(np.mean([row["accuracy"] for row in run.client_rows if row["client"] != MALICIOUS]))
+
+
+def try_liar(federation: Federation, attack: str, parts: int, rounds: int, honest: float) -> Outcome:
+    """Let one client lie to its sum; return what that costs the others, and what the run says of it."""
+    run = run_with(attack, federation, parts, rounds)
+    found = accuracy(run)
+    kinds = [event["kind"] for event in run.events]
+    events: Mapping[str, int] = {kind: kinds.count(kind) for kind in ("sum_rejected", "sum_clipped", "sum_unguarded")}
+    falls = honest - found > FALL
+    is_seen = events["sum_rejected"] + events["sum_unguarded"] > 0
+    succeeded = falls and (parts > 1 or not is_seen)
+    said = ", ".join(f"{kind} {count}" for kind, count in events.items() if count) or "no event"
+    detail = f"accuracy {honest:.3f} honest, {found:.3f} with it; {said}"
+    return Outcome(f"liar_sum {attack} m={parts}", succeeded, detail)
+
+
+def main() -> int:
+    """Run all attacks; return 1 if one of them succeeds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--json", type=Path, help="write the outcomes to this file")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.basicConfig(level=logging.ERROR)
+    federation = load_federation("digits", clients=CLIENTS, samples_per_client=60, seed=0)
+    alone = federation.alone(0)
+    outcomes: list[Outcome] = []
+
+    def take(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+        print(f"{outcome.attack:<22} {'SUCCEEDS' if outcome.succeeded else 'fails':<9} {outcome.detail}", flush=True)
+
+    attacks: list[Callable[[Federation], Outcome]] = [try_clear, try_norm]
+    for each in attacks:
+        take(each(alone))
+    for parts in (1, 3):
+        honest = accuracy(run_with("", federation, parts, arguments.rounds))
+        for attack in ("huge", "clipped", "strong"):
+            take(try_liar(federation, attack, parts, arguments.rounds, honest))
+    if arguments.json:
+        arguments.json.write_text(json.dumps([vars(outcome) for outcome in outcomes], indent=1))
+    return int(any(outcome.succeeded for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""The longest update that a client may add to a sum: C, which follows the updates of earlier sums."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median_low
+
+from fedclade.core import RunError, appear
+from fedclade.flower.secure.numbers import ClusterSum
+
+NORMS = "norms.json"
+"""The file of a run folder that has C of each round."""
+
+HEADROOM = 2.0
+"""C is so many times the root mean square of the norms of earlier updates, so that few honest ones are shortened."""
+
+SHRINKS = 0.5
+GROWS = 1.5
+"""C becomes at most so many times what it was from one query to the next."""
+
+SMALLEST_SHARE = 0.01
+"""C is never less than this share of the largest. A malicious client that claims short updates, so that those of the
+others are shortened, slows learning down, and does not end it."""
+
+
+@dataclass(frozen=True)
+class Norms:
+    """C for the parameters and for the buffers of a model, in their units."""
+
+    parameters: float
+    buffers: float
+
+    def follow(self, sums: Sequence[ClusterSum]) -> Norms:
+        """Return the norms after a query with these sums.
+
+        The median over the sums counts, so that of three or more one malicious client cannot choose C.
+        """
+        if not sums:
+            return self
+        return Norms(
+            _next(self.parameters, median_low(each.norm for each in sums)),
+            _next(self.buffers, median_low(each.norm_of_buffers for each in sums)),
+        )
+
+    def within(self, largest: Norms) -> Norms:
+        """Return the norms, none of them above the largest or far below it."""
+        return Norms(_within(self.parameters, largest.parameters), _within(self.buffers, largest.buffers))
+
+
+def _next(now: float, typical: float) -> float:
+    return min(max(HEADROOM * typical, SHRINKS * now), GROWS * now)
+
+
+def _within(norm: float, largest: float) -> float:
+    return min(max(norm, SMALLEST_SHARE * largest), largest)
+
+
+class NormsByRound:
+    """C of each round of a run, stored in its folder: a resumed run goes on with that of its next round.
+
+    Parameters
+    ----------
+    largest
+        C of the parameters in the first round, and at most: ``network.secure_norm``.
+    folder
+        Of the run, if it has one.
+    """
+
+    def __init__(self, largest: float, folder: Path | None = None) -> None:
+        self._largest = largest
+        self._path = None if folder is None else folder / NORMS
+        self._by_round: dict[int, Norms] = self._read()
+        self._now: tuple[int, Norms] | None = None
+
+    def in_round(self, number: int, norm_of_buffers: float) -> Norms:
+        """Return C for the next query of a round, whose models have buffers of this norm.
+
+        No update of the buffers may be longer than the buffers themselves.
+        """
+        largest = Norms(self._largest, norm_of_buffers or self._largest)
+        if self._now is not None and self._now[0] == number:
+            norms = self._now[1]
+        else:
+            earlier = [at for at in self._by_round if at <= number]  # later ones are of a run that was cut off
+            norms = self._by_round[max(earlier)] if earlier else largest
+        norms = norms.within(largest)
+        self._now = (number, norms)
+        return norms
+
+    def take(self, number: int, norms: Norms, sums: Sequence[ClusterSum]) -> None:
+        """Let C follow the accepted sums of a query in a round, made with these norms."""
+        self._now = (number, norms.follow(sums))
+        self._by_round[number + 1] = self._now[1]
+        self._write()
+
+    def _write(self) -> None:
+        if self._path is None:
+            return
+        rounds = {str(at): [norms.parameters, norms.buffers] for at, norms in self._by_round.items()}
+        text = json.dumps({"rounds": rounds})
+        try:
+            appear(self._path, lambda beside: beside.write_text(text))
+        except OSError as error:
+            raise RunError(f"cannot write {self._path}: {error}") from error
+
+    def _read(self) -> dict[int, Norms]:
+        if self._path is None or not self._path.exists():
+            return {}
+        try:
+            stored = json.loads(self._path.read_text())
+            return {int(at): Norms(*map(float, norms)) for at, norms in stored["rounds"].items()}
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise RunError(f"{self._path} is damaged ({why}); restore it, or name another run folder") from error

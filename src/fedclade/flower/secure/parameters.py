@@ -1,0 +1,143 @@
+"""How many clients have to agree, and how many shares open a secret: both sides compute the same.
+
+Of n clients on a list at most c collude with the server. The theorem of ``docs/secure-aggregation.md``
+rests on the numbers that are computed here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+MOST_COMPLETE = 64
+"""Up to so many clients on a list each deals shares to all others, whatever the run says."""
+
+SECURITY_BITS = 64
+"""A sum of a sparse graph falls apart with a chance of at most 2 to the minus this."""
+
+LOSS_BITS = 10
+GONE = 0.1
+"""With a tenth of the clients gone, some secret is lost with a chance of at most 2⁻¹⁰."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Who deals shares to whom.
+
+    Parameters
+    ----------
+    holders
+        So many others each client draws, and deals shares to; 0 if it deals to all, and to itself.
+    needed
+        So many shares open a secret.
+    """
+
+    holders: int
+    needed: int
+
+    @classmethod
+    def of(cls, clients: int, colluders: int, neighbours: int) -> Graph:
+        """Return the graph on a list of so many clients, of a run with so many ``neighbours``.
+
+        It is complete for 0 neighbours, on a short list, and where so few neighbours cannot keep
+        honest clients together.
+        """
+        if clients > MOST_COMPLETE and 0 < neighbours < clients - 1:
+            needed = fewest_needed(clients, colluders, neighbours)
+            if needed is not None:
+                return cls(neighbours, needed)
+        return cls(0, quorum(clients, colluders))
+
+
+def quorum(clients: int, colluders: int) -> int:
+    """Return T: of two statements that T of n clients have signed, an honest one has signed both."""
+    return (clients + colluders) // 2 + 1
+
+
+@lru_cache(maxsize=256)
+def fewest_needed(clients: int, colluders: int, holders: int) -> int | None:
+    """Return t, the least number of shares for which honest clients stay together; None if none is.
+
+    It is the least t with :func:`log2_risk` of at most −64.
+    """
+    for needed in range(1, holders + 1):
+        if log2_risk(clients, colluders, holders, needed=needed) <= -SECURITY_BITS:
+            return needed
+    return None
+
+
+@lru_cache(maxsize=64)
+def fewest_holders(clients: int, colluders: int) -> int:
+    """Return k, the least number of holders with which a tenth of the clients may be gone."""
+    for holders in range(2, clients - 1):
+        needed = fewest_needed(clients, colluders, holders)
+        if needed is not None and log2_loss(clients, holders, needed) <= -LOSS_BITS:
+            return holders
+    return clients - 1
+
+
+def log2_risk(clients: int, colluders: int, holders: int, *, needed: int) -> float:
+    """Return log₂ of a bound on the chance that less than all honest clients of a sum are opened.
+
+    With n clients, c colluders, k holders and t needed shares it is
+
+        Σ_{s=1}^{⌊(n−c)/2⌋} C(n−c, s) · P[Hyp(n−1, s−1+c, k) ≥ t]^s ,
+
+    the union over all sets of s honest clients, whoever drops out: each of them would need t
+    holders within the set or among colluders.
+    """
+    honest = clients - colluders
+    sizes = np.arange(1, honest // 2 + 1)
+    tails = log2_tails(clients - 1, sizes - 1 + colluders, holders, needed)
+    possible = np.isfinite(tails)
+    sizes, tails = sizes[possible], tails[possible]
+    return _log2_sum((_log2_comb(np.array(honest), sizes) + sizes * tails)[None])[0]
+
+
+def log2_loss(clients: int, holders: int, needed: int) -> float:
+    """Return log₂ of a bound on the chance that a secret is lost when a tenth of the clients is gone.
+
+    That is n · P[Hyp(n−1, n/10, k) > k − t].
+    """
+    gone = np.array([-(-clients // int(1 / GONE))])
+    lost = log2_tails(clients - 1, gone, holders, holders - needed + 1)[0]
+    return float(np.log2(clients) + lost)
+
+
+def log2_tails(population: int, marked: NDArray[np.int64], drawn: int, least: int) -> Floats:
+    """Return log₂ P[X ≥ ``least``] for each number of marked ones.
+
+    X is how many of them are among those that are drawn without return.
+    """
+    hits = np.arange(max(least, 0), drawn + 1)[None]
+    marked = marked[:, None]
+    terms = _log2_comb(marked, hits) + _log2_comb(population - marked, drawn - hits)
+    return np.minimum(0.0, _log2_sum(terms) - _log2_comb(np.array(population), np.array(drawn)))
+
+
+def _log2_comb(n: NDArray[np.int64], k: NDArray[np.int64]) -> Floats:
+    """Return log₂ of binomial coefficients, of which those that are 0 have −∞."""
+    table = _log2_factorials(int(n.max()))
+    there = (k >= 0) & (k <= n)
+    k = np.where(there, k, 0)
+    return np.where(there, table[n] - table[k] - table[n - k], -np.inf)
+
+
+@lru_cache(maxsize=8)
+def _log2_factorials(largest: int) -> Floats:
+    return np.concatenate([[0.0], np.cumsum(np.log2(np.arange(1, largest + 1)))])
+
+
+def _log2_sum(logarithms: Floats) -> Floats:
+    """Return log₂ of the sum of each row of numbers that are given by their log₂."""
+    if logarithms.shape[1] == 0:
+        return np.full(len(logarithms), -np.inf)
+    largest = logarithms.max(axis=1)
+    shifted = logarithms - np.where(np.isfinite(largest), largest, 0.0)[:, None]
+    with np.errstate(divide="ignore"):
+        return np.where(np.isfinite(largest), largest, 0.0) + np.log2(np.exp2(shifted).sum(axis=1))
