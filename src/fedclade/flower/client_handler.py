@@ -310,7 +310,7 @@ class ClientHandler:
 
     def _reported_size(self, count: int) -> int:
         """Return how many training examples the client reports; a closed client, its size class."""
-        return size_class(count) if self._is_private or self._policy.secure_aggregation else count
+        return size_class(count) if self._is_closed else count
 
     def _initial(self, content: Content) -> RecordDict:
         """Draw initial models from the clients' secret: the server, which knows its own seeds, must not know them."""

@@ -65,6 +65,7 @@ KINDS: dict[str, Kind] = {
     "keys": Kind(allowed_as="train"),
     "shares": Kind(allowed_as="train"),
     "masked": Kind(query=UpdateQuery, allowed_as="train", takes_sums=True),
+    "agree": Kind(allowed_as="train"),
     "unmask": Kind(allowed_as="train"),
 }
 """Every kind, by the name that a question says. A package may add kinds of its own, each with an ``answer``."""
