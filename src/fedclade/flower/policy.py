@@ -42,7 +42,7 @@ _NAMES = {
 
 _FLAGS = ("secure-aggregation", "share-schema", "trust-server-keys")
 
-_LOWEST = {"max_clear": 0, "max_colluders": 0, "min_honest": 2}
+_LOWEST = {"max_clear": 0, "max_colluders": 0, "max_sketches": 0, "min_honest": 2}
 
 _NUMBERS = ("scores-epsilon",)
 
@@ -111,8 +111,7 @@ class Policy:
             raise ConfigError("\n".join(problems))
         texts = {*_NAMES, *(name.replace("-", "_") for name in (*_FLAGS, *_NUMBERS))}
         limits = {name: value for name, value in asdict(self).items() if name not in texts and value is not None}
-        from_zero = (*_IN_ALL, "max_clear", "max_sketches")
-        lowest = {name: _LOWEST.get(name, 0 if name in from_zero else 1) for name in limits}
+        lowest = {name: _LOWEST.get(name, 0 if name in _IN_ALL else 1) for name in limits}
         epsilon = self.scores_epsilon
         require(
             *((_key(n), value, value >= lowest[n], f"at least {lowest[n]}") for n, value in limits.items()),
