@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 # Tests of a file share what they set up, so a file stays on one core; each process computes with one thread.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
+# Containers often forbid Python to keep what it has compiled; then each of the many processes would compile all anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help install demo federation test test-all check docs wheel format clean
 
 help:  ## list the targets

@@ -22,7 +22,7 @@ def main() -> None:
     """Write the keys below the folder of all volumes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="with the volume of each service by name")
-    parser.add_argument("--server", required=True, help="the name under which clients reach the server")
+    parser.add_argument("--server", required=True, nargs="+", help="the names under which the server is reached")
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--owner", type=int, help="number of the user that the services run as")
     arguments = parser.parse_args()
@@ -32,17 +32,19 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as temporary:
         made = Path(temporary)
-        make_certificates(made, (arguments.server, "localhost", "127.0.0.1"))
-        for service in ("superlink", "superexec", "operator", *nodes):
+        make_certificates(made, (*arguments.server, "localhost", "127.0.0.1"))
+        for service in ("superlink", "proxy", "superexec", "operator", *nodes):
             shutil.copy(made / "ca.crt", folder / service)
-        shutil.copy(made / "server.pem", folder / "superlink")
+        for service in ("superlink", "proxy"):
+            shutil.copy(made / "server.pem", folder / service)
         secret = secrets.token_bytes(32)
         for service in ("superlink", "superexec"):
             write_private(folder / service / "superexec.secret", secret)
         for node in nodes:
             public = make_node_key(folder / node / "node.key")
             shutil.copy(public, folder / "operator" / f"{node}.pub")
-        write_private(folder / "superlink/server.key", (made / "server.key").read_bytes())  # the last: all is there
+        for service in ("proxy", "superlink"):  # the SuperLink's is the last file: then all is there
+            write_private(folder / service / "server.key", (made / "server.key").read_bytes())
     if arguments.owner is not None:
         for path in (*folder.iterdir(), *folder.glob("*/*")):
             os.chown(path, arguments.owner, arguments.owner)

@@ -53,8 +53,11 @@ def test_the_page_has_every_limit_of_a_client_with_its_default():
     shown = {
         "allow": '"train evaluate statistics"',
         "imports": '""',
-        "max-partings": "a quarter of its training examples",
-        "max-clear": "half the parameters",
+        "max-partings": "an eighth of its training examples, at most 64",
+        "max-clear": "half the parameters, closed `0` without `sketch",
+        "disclose": '""',
+        "max-evaluations": "50000`, closed `100",
+        "scores-epsilon": "a tenth of `epsilon",
         "share-schema": "unless it has differential privacy",
     }
     assert told == {key: shown.get(key, str(default)) for key, default in defaults.items()}

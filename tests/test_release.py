@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 import tomllib
 from collections import Counter
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from fedclade.papers.result import Result
 
@@ -71,12 +75,37 @@ def test_a_workflow_runs_targets_that_there_are_and_pins_what_it_uses(file: Path
     steps = [step for job in jobs.values() for step in job["steps"]]
     for step in steps:
         if "uses" in step:
-            assert re.fullmatch(r"[\w-]+/[\w-]+@(v\d+|release/v\d+)", step["uses"])
+            assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", step["uses"])  # whoever owns a tag can move it
         else:
             assert step["run"].split()[0] == "make"
             assert step["run"].split()[1] in targets
     used = {each for job in jobs.values() for each in job.get("needs", "").split()}
     assert used <= set(jobs)
+    lines = [line for line in file.read_text().splitlines() if "uses:" in line]
+    assert all(re.search(r"@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line) for line in lines)  # the version, for people
+
+
+FIXED_IN = {
+    "cryptography": "50.0.0",  # CVE-2026-69247; before it CVE-2026-69249, CVE-2026-26007 and others
+    "filelock": "3.20.3",  # CVE-2026-22701, CVE-2025-68146
+    "jinja2": "3.1.6",  # CVE-2025-27516, CVE-2024-56326
+    "pillow": "12.1.1",  # CVE-2026-25990
+    "pyarrow": "23.0.1",  # CVE-2026-25087
+    "ray": "2.55.0",  # CVE-2026-32981, CVE-2026-27482, CVE-2025-62593
+}
+"""By package: the first version without a vulnerability that is known."""
+
+
+@pytest.mark.parametrize("package", FIXED_IN)
+def test_a_lower_bound_leaves_out_versions_with_known_vulnerabilities(package: str):
+    lists = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
+    wanted = [Requirement(text) for each in lists for text in each]
+    bounds = [each.specifier for each in wanted if canonicalize_name(each.name) == package]
+    assert bounds
+    for bound in bounds:
+        lowest = [Version(each.version) for each in bound if each.operator == ">="]
+        assert max(lowest) >= Version(FIXED_IN[package])
+        assert bound.contains(version(package), prereleases=True)
 
 
 def test_every_python_that_is_named_is_tested():

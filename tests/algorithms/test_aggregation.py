@@ -58,7 +58,8 @@ def normed(seed: int = 0) -> nn.Module:
 
 
 def run_of(algorithm: Algorithm, aggregation: Aggregation = MEDIAN, **settings: Any) -> Run:
-    settings = {"rounds": 3, "local": LocalTraining(batch_size=8, lr=0.2), "engine": "loop", **settings}
+    local = LocalTraining(batch_size=8, lr=0.2)
+    settings = {"rounds": 3, "evaluate_every": 3, "local": local, "engine": "loop", **settings}
     return simulate(algorithm, normed, federation_of(TRUTH), aggregate=aggregation, **settings)
 
 

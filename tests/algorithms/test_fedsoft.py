@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedclade import ConfigError, FedSoft, Local, LocalTraining
-from fedclade.core import OWN
+from fedclade.core import OWN, TooFew
 from fedclade.core.queries import Round
 from tests.reference.fedavg import as_numpy
 from tests.reference.fedsoft import fed_soft
@@ -91,6 +91,19 @@ def test_who_has_not_trained_is_served_with_its_centre_and_a_newcomer_estimates_
     assert 5 in algorithm.keepers(state)
     assert algorithm.serve(state, clients)[5] == 1 + int(state.weights[5].argmax())
     assert state.rows([5]) == [OWN]
+
+
+def test_a_centre_that_fewer_clients_than_needed_trained_for_stays():
+    """Each of two clusters draws one client, so two have trained in all, but one for each centre."""
+    clients, params = world(1)
+    algorithm = FedSoft(selection=1)
+    state = algorithm.init(params, clients)
+    after, log = algorithm.step(state, range(6), clients, Round(1, SPEC, min_clients=2))
+    assert len(after.keepers) == 2
+    too_few = [event for event in log.events if isinstance(event, TooFew)]
+    assert too_few == [TooFew(1, 1), TooFew(2, 1)]
+    for before, now in zip(state.tree.leaves, after.tree.leaves, strict=True):
+        assert torch.equal(before.params, now.params)
 
 
 def test_too_few_initial_models_and_options_out_of_range_are_refused():

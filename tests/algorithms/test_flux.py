@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedclade import FLUX, ConfigError, LocalTraining, simulate
+from fedclade import FLUX, Adversary, ConfigError, LocalTraining, simulate
 from fedclade.clustering import without_labels
 from fedclade.clustering.descriptors import DescriptorSpace, apart, epsilon_by_knee, knee
 from fedclade.core import Round, UpdateError
@@ -202,3 +202,32 @@ def test_data_without_labels_is_refused_before_the_first_round():
 def test_only_a_run_that_ends_before_clients_can_be_clustered_is_told_so():
     assert "FLUX needs 4 rounds until it has clustered" in FLUX().too_short(3)
     assert FLUX().too_short(4) == ""
+
+
+HUGE = Adversary(lies="descriptors", share=0.1)
+FLUX_RUN = {"rounds": 4, "local": SPEC, "seed": 2, "engine": "loop", "evaluate_every": 4}
+
+
+def test_a_huge_descriptor_does_not_join_the_others():
+    """It stretches the space of all descriptors, so that the others lie together, unless it is left out."""
+    federation = federation_of(TRUTH, SIZES)
+    algorithm = FLUX(th_round=-1.0, earliest=2, latest=2)
+    honest = simulate(algorithm, perceptron, federation, **FLUX_RUN)
+    attacked = simulate(algorithm, perceptron, federation, adversary=HUGE, **FLUX_RUN)
+    (adversary,) = attacked.summary["adversary"]["ids"]
+    without = {tuple(c for c in members if c != adversary) for members in clusters(honest.tree)} - {()}
+    assert len(without) > 1
+    assert clusters(attacked.tree) == without
+    assert attacked.tree.leaf_of[adversary] == 0
+    event, *again = [event for event in attacked.events if event["kind"] == "left_out"]
+    assert again, "it is requested again while it waits"
+    assert event["query"] == "descriptors"
+    assert "more than 10 times the median client's" in event["clients"][str(adversary)]
+
+
+@pytest.mark.parametrize(("factor", "is_out"), [(1e30, True), (10.5, True), (10.0, False), (0.0, False)])
+def test_a_descriptor_is_compared_with_those_of_members_or_of_all(factor, is_out):
+    rows = torch.ones(4, 4, 3)
+    ids, kept, events = FLUX()._plausible([7], factor * rows[:1], rows)
+    assert (ids, len(kept), len(events)) == (([], 0, 1) if is_out else ([7], 1, 0))
+    assert not FLUX()._plausible([6, 7], factor * rows[:2], rows[:2])[2], "of two, either may be the wrong one"

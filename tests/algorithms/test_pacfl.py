@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedclade import PACFL, ConfigError, LocalTraining, Oracle, load_federation, simulate
+from fedclade import PACFL, Adversary, ConfigError, LocalTraining, Oracle, load_federation, simulate
 from fedclade.clustering.subspace_angles import angles
 from fedclade.data.federation import ClientData, Federation, Pool
 from fedclade.report.dendrogram import Merges, clustering_step, dendrogram_picture
@@ -225,6 +225,7 @@ def test_permuted_clients_send_the_same_vectors():
         ("threshold", 0.0, "greater than 0 and at most 90 degrees, or 'auto'"),
         ("threshold", "automatic", "greater than 0 and at most 90 degrees, or 'auto'"),
         ("n_clusters", 0, "at least 1"),
+        ("set_apart", 0.5, "at least 0 and below 0.5, or left out"),
     ],
 )
 def test_an_option_out_of_range_is_refused(option, value, rule):
@@ -292,3 +293,44 @@ def test_vectors_that_both_clients_lack_do_not_count():
     assert angles(vectors, "same_place")[0, 1] == pytest.approx(45.0, abs=1e-4)
     vectors[0, 1, 0, 0] = 1
     assert angles(vectors, "same_place")[0, 1] == pytest.approx((45 + 90) / 2, abs=1e-4)
+
+
+RANDOM = Adversary(lies="subspaces", share=0.08)
+DIGITS = load_federation("digits", clients=12, samples_per_client=60, shift="label_swap", clusters=2)
+RUN = {"rounds": 1, "local": SPEC, "seed": 2}
+
+
+def members_of(run) -> set[tuple[int, ...]]:
+    return {leaf.members for leaf in run.tree.leaves if leaf.members}
+
+
+def test_random_subspaces_do_not_join_the_clusters_of_others():
+    """They are far from all others, so the largest gap is below them: all others would be one cluster."""
+    honest = members_of(simulate("pacfl", "mclr", DIGITS, **RUN))
+    attacked = simulate("pacfl", "mclr", DIGITS, adversary=RANDOM, **RUN)
+    (adversary,) = attacked.summary["adversary"]["ids"]
+    without = {tuple(c for c in members if c != adversary) for members in honest} - {()}
+    assert len(without) > 1
+    assert members_of(attacked) == {*without, (adversary,)}
+    (event,) = [event for event in attacked.events if event["kind"] == "set_apart"]
+    assert event["clients"] == [adversary]
+    assert event["distance"] > 2 * event["usual"]
+    assert attacked.tree.leaf_of[adversary] == event["node"]
+    open_to_it = members_of(simulate(PACFL(set_apart=0.0), "mclr", DIGITS, adversary=RANDOM, **RUN))
+    assert open_to_it == {(adversary,), tuple(c for c in DIGITS.ids if c != adversary)}
+
+
+@pytest.mark.parametrize("options", [{"threshold": 16.0}, {"n_clusters": 2}])
+def test_what_the_paper_says_is_done_where_its_threshold_or_a_number_is_given(options):
+    given = members_of(simulate(PACFL(**options), "mclr", DIGITS, adversary=RANDOM, **RUN))
+    assert given == members_of(simulate(PACFL(**options, set_apart=0.0), "mclr", DIGITS, adversary=RANDOM, **RUN))
+    apart = simulate(PACFL(**options, set_apart=0.2), "mclr", DIGITS, adversary=RANDOM, **RUN)
+    assert [event["kind"] for event in apart.events].count("set_apart") == 1
+
+
+def test_honest_clients_are_clustered_the_same_with_and_without():
+    with_it, without = (simulate(PACFL(set_apart=share), "mclr", DIGITS, **RUN) for share in (0.2, 0.0))
+    assert [event["kind"] for event in with_it.events] == ["clustered"]
+    for one, other in zip(with_it.tree.nodes, without.tree.nodes, strict=True):
+        assert one.members == other.members
+        assert torch.equal(one.model, other.model)

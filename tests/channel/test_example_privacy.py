@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from fedclade import (
     CFL,
     ConfigError,
+    DataSchema,
     DifferentialPrivacy,
     ExamplePrivacy,
     FedAvg,
@@ -23,6 +24,7 @@ from fedclade import (
     PrivacyError,
     ReplicatedCFL,
     assign,
+    federation,
     simulate,
 )
 from fedclade.channel.example_privacy import PrivateExamples, booked_steps, mechanism_of, noisy_steps
@@ -34,6 +36,7 @@ from fedclade.config import check_config
 from fedclade.core import Mixture, MoreauEnvelope, StatisticsQuery
 from fedclade.core.queries import Round, UpdateQuery
 from fedclade.report.tables import facts
+from fedclade.runs import check_inputs_apart
 from fedclade.training.private_steps import Draws
 from tests.tiny import federation_of, linear, perceptron, simulated
 
@@ -301,3 +304,34 @@ def test_blocks_of_clients_change_no_draw():
     whole, small = run_of(), run_of(memory=1)
     torch.testing.assert_close(small.tree.nodes[0].params, whole.tree.nodes[0].params, rtol=1e-5, atol=1e-6)
     assert math.isfinite(whole.summary["privacy"]["epsilon"])
+
+
+def table_of(client: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.arange(60.0).reshape(20, 3).cos() + client, torch.arange(20) % 2
+
+
+def test_inputs_that_are_scaled_by_a_clients_own_examples_are_refused():
+    """One example moves the mean, and with it the gradient of every other one."""
+    clients = {str(k): (table_of(k), table_of(k)) for k in range(2)}
+    scaled = federation(clients, standardize="client")
+    why = r"with standardize = 'client' it moves the mean .* set standardize = 'none'"
+    with pytest.raises(ConfigError, match=why):
+        simulate("fedavg", "mclr", scaled, rounds=1, privacy=PRIVACY)
+    with pytest.raises(ConfigError, match=why):
+        check_config(
+            {
+                "data": {"files": "*.csv", "target": "y", "standardize": "client"},
+                "privacy": {"level": "example", "clip_norm": 1.0},
+            }
+        )
+    whole = DifferentialPrivacy(clip_norm=1.0)
+    assert simulate("fedavg", "mclr", scaled, rounds=1, privacy=whole).summary["rounds"] == 1
+
+
+def test_a_vocabulary_of_the_clients_own_texts_is_refused():
+    rows = ["a rather good film", "a bad film"] * 10, [0, 1] * 10
+    clients = {str(k): (rows, rows) for k in range(2)}
+    with pytest.raises(ConfigError, match=r"a vocabulary of the clients' own texts .* declare a schema with the words"):
+        simulate("fedavg", "lstm", federation(clients), rounds=1, privacy=PRIVACY)
+    words = DataSchema(words=("<pad>", "<unk>", "film", "bad"))
+    check_inputs_apart(PRIVACY, federation(clients, schema=words))

@@ -3,19 +3,21 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 import fedclade
 from fedclade import (
     CFL,
     ConfigError,
+    ExamplePrivacy,
     FedAvg,
     FedGroup,
     LocalTraining,
@@ -26,14 +28,15 @@ from fedclade import (
     assign,
     simulate,
 )
+from fedclade.channel import CentralPrivacy, client_side, privatizing
 from fedclade.channel.faults import Faults
 from fedclade.channel.ledger import Budget, Ledger, epsilon_of
 from fedclade.channel.middleware import Channel, Middleware
 from fedclade.channel.privacy import DifferentialPrivacy, Privatizing, booked, keyed_noise, system_noise
 from fedclade.core.errors import PrivacyError
-from fedclade.core.queries import Round
+from fedclade.core.queries import Handlers, Query, Round
 from fedclade.tasks import Task
-from tests.tiny import FEATURES, LABELS, ScriptedClients, federation_of, linear, renamed, simulated
+from tests.tiny import FEATURES, LABELS, Fake, ScriptedClients, federation_of, linear, perceptron, renamed, simulated
 
 ROUND = Round(3, LocalTraining(), seed=1)
 PRIVACY = DifferentialPrivacy(clip_norm=2.0, noise_multiplier=0.5)
@@ -342,6 +345,58 @@ def test_columns_scaled_by_the_sums_of_all_clients_are_refused_as_they_are_over_
     with pytest.raises(ConfigError, match="do not tell sums of their data"):
         run_of(FedAvg(), federation=fedclade.federation(both, standardize="federated"), model="mclr")
     run_of(FedAvg(), federation=fedclade.federation(both, standardize="client"), model="mclr")
+
+
+@dataclass(frozen=True, eq=False)
+class LongestInput(Query[Tensor]):
+    """A kind of query that a package could add: how long each client's longest input is."""
+
+    def handled(self, handlers: Handlers) -> Tensor:
+        return handlers.other(self)
+
+
+@dataclass(frozen=True, eq=False)
+class DeclaredLongestInput(LongestInput):
+    mechanism = "none"
+    discloses = "longest_input"
+
+
+@dataclass(frozen=True, eq=False)
+class HowManyAreThere(LongestInput):
+    mechanism = "public"
+    discloses = "nothing"
+
+
+class Answering(Fake):
+    """Clients that know the new kinds of queries."""
+
+    def ask(self, query: Query[Any], /) -> Any:
+        return torch.ones(len(query.ids)) if isinstance(query, LongestInput) else super().ask(query)
+
+
+@pytest.mark.parametrize(
+    "privacy",
+    [PRIVACY, ExamplePrivacy(clip_norm=1.0), CentralPrivacy(clip_norm=1.0)],
+    ids=["client", "example", "central"],
+)
+def test_a_new_kind_of_query_is_closed_to_private_clients(privacy: Any):
+    clients = Answering()
+    private = Channel(clients, *client_side(privatizing(privacy, {0: 9}, {0: 0})))
+    with pytest.raises(
+        ConfigError,
+        match=r"refuse a LongestInput, which declares mechanism = '' and discloses = ''; declare in its class",
+    ):
+        private.ask(LongestInput([0]))
+    with pytest.raises(ConfigError, match=r"do not tell longest_input \(a DeclaredLongestInput\)"):
+        private.ask(DeclaredLongestInput([0]))
+    assert private.ask(HowManyAreThere([0])).tolist() == [1.0]
+    assert Channel(clients, *client_side()).ask(LongestInput([0])).tolist() == [1.0]
+
+
+def test_clients_do_not_know_a_kind_of_query_that_they_cannot_answer():
+    clients, _ = simulated(federation_of([0, 0]), perceptron())
+    with pytest.raises(ConfigError, match="these clients do not know how to answer a LongestInput"):
+        clients.ask(LongestInput([0]))
 
 
 def test_what_is_asked_besides_may_depend_on_how_many_clients_there_are():

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedclade import ConfigError, LocalTraining, Signature
 from fedclade.channel.middleware import Channel
-from fedclade.channel.signature import CountSketch, Permutation, Permuting, Sketching
+from fedclade.channel.signature import CountSketch, Permutation, Permuting, SignSketch, Sketching
 from fedclade.core.params import Layout
 from fedclade.core.queries import Round
 from tests.tiny import ScriptedClients, SpyClients
@@ -195,7 +195,7 @@ def test_updates_are_compared_by_some_parameters_and_long_by_all():
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "rule"), [("kind", "sketch", "'full' or 'projected'"), ("dim", 0, "at least 1")]
+    ("name", "value", "rule"), [("kind", "sketch", "'full', 'projected' or 'signs'"), ("dim", 0, "at least 1")]
 )
 def test_a_signature_out_of_range_is_refused(name, value, rule):
     with pytest.raises(ConfigError, match=re.escape(f"signature.{name} should be {rule}, got {value!r}")):
@@ -215,3 +215,34 @@ def test_the_server_projects_what_it_receives_permuted(what):
     assert torch.equal(updates.signatures, sketch.apply(P.apply(deltas[[2, 0]])))
     torch.testing.assert_close(updates.norms, deltas[[2, 0]].double().norm(dim=1))
     assert server.evaluate([1, 2], torch.zeros(1, 40), [0, 0], "test").scores[:, 0].tolist() == [0.25, 0.5]
+
+
+@pytest.mark.parametrize(("size", "dim"), [(92, 46), (7850, 512), (2**20 + 3, 64)])
+def test_signs_of_projections_are_bits_that_differ_as_the_angle_says(size: int, dim: int):
+    draw = torch.Generator().manual_seed(0)
+    first, other = torch.randn(2, size, generator=draw)
+    other -= (other @ first) / (first @ first) * first
+    turned = 0.6 * first / first.norm() + 0.8 * other / other.norm()
+    shares: list[float] = []
+    for seed in range(24):
+        signs = SignSketch(seed, size, dim).apply(torch.stack([first, turned, 7 * first, -first]))
+        assert signs.shape == (4, dim)
+        assert set(signs.unique().tolist()) == {-1.0, 1.0}
+        assert torch.equal(signs[0], signs[2])  # length does not matter
+        assert torch.equal(signs[0], -signs[3])
+        shares.append(float((signs[0] != signs[1]).double().mean()))
+    error = 0.5 / math.sqrt(24 * dim)
+    assert sum(shares) / 24 == pytest.approx(math.acos(0.6) / math.pi, abs=5 * error)
+
+
+def test_signs_depend_on_seed_length_and_what_is_compared():
+    layout = three_layers()
+    vectors = torch.randn(3, layout.n_parameters, generator=torch.Generator().manual_seed(1))
+    compared = Signature(kind="signs", dim=16)
+    here = compared.sketch(3, layout)
+    assert torch.equal(here.apply(vectors), compared.sketch_of_parts(3, layout).apply(vectors))
+    assert not torch.equal(here.apply(vectors), compared.sketch(4, layout).apply(vectors))
+    some = Signature(kind="signs", dim=16, of="head.*").sketch(3, layout)
+    assert some.described == {"dim": 16, "compared": "signs", "of": ["head.*"]}
+    assert not torch.equal(here.apply(vectors), some.apply(vectors))
+    assert some.apply(vectors[:0]).shape == (0, 16)

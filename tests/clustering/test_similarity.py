@@ -6,7 +6,8 @@ import torch
 from scipy.spatial.distance import pdist, squareform
 
 from fedclade import ConfigError
-from fedclade.clustering.similarity import METRICS, cosine_similarity, cosines, distances
+from fedclade.clustering import part_similarity, single_linkage
+from fedclade.clustering.similarity import METRICS, are_signs, cosine_similarity, cosines, distances
 
 
 def in_float64(signatures: torch.Tensor) -> np.ndarray:
@@ -90,3 +91,28 @@ def test_a_row_of_zeros_has_cosine_0_to_all():
     zeros = torch.tensor([[0.0, 0.0]])
     assert cosines(zeros, torch.tensor([[1.0, 0.0], [0.0, 0.0]])).tolist() == [[0.0, 0.0]]
     assert cosines(torch.tensor([[3.0, 0.0]]), zeros).tolist() == [[0.0]]
+
+
+def test_cosines_of_updates_are_estimated_from_their_signs():
+    """Of updates at an angle φ a share φ/π of the signs differ: here a quarter, so φ = π/4."""
+    signs = torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, -1.0], [-1.0, -1.0, -1.0, -1.0]])
+    expected = np.array([[1.0, 0.5**0.5, -1.0], [0.5**0.5, 1.0, -(0.5**0.5)], [-1.0, -(0.5**0.5), 1.0]])
+    np.testing.assert_allclose(cosine_similarity(signs), expected, atol=1e-7)
+    np.testing.assert_allclose(cosines(signs, signs), expected, atol=1e-7)
+    np.testing.assert_allclose(part_similarity(signs[:, None]) + np.eye(3), expected, atol=1e-6)
+    np.testing.assert_allclose(distances(signs, "cosine"), 1 - squareform(expected - np.eye(3)), atol=1e-6)
+    np.testing.assert_allclose(single_linkage(signs, "cosine")[0, 2], 1 - 0.5**0.5, atol=1e-6)
+
+
+def test_numbers_are_no_signs():
+    assert are_signs(torch.tensor([[1.0, -1.0]]))
+    assert not are_signs(torch.tensor([[1.0, -1.0], [1.0, 0.5]]))
+    assert not are_signs(torch.empty(0, 3))
+
+
+def test_means_of_signs_stand_for_their_updates_where_that_is_said():
+    signs = torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, -1.0]])
+    means = torch.stack([signs.mean(0), signs[1]])
+    both = np.sin(np.pi / 2 * np.array([[0.75, 0.75], [0.75, 1.0]]))
+    expected = both[0, 1] / np.sqrt(both[0, 0] * both[1, 1])
+    assert cosine_similarity(means, signs=True)[0, 1] == pytest.approx(expected)

@@ -28,7 +28,10 @@ def test_signature_and_stream_are_read():
 @pytest.mark.parametrize(
     ("raw", "told"),
     [
-        ({"signature": {"kind": "sketch"}}, "kind of [signature] should be 'full' or 'projected', got 'sketch'"),
+        (
+            {"signature": {"kind": "sketch"}},
+            "kind of [signature] should be 'full' or 'projected' or 'signs', got 'sketch'",
+        ),
         ({"signature": {"dim": 0}}, "signature.dim should be at least 1, got 0"),
         ({"signature": {"dmi": 3}}, "unknown key of [signature]: 'dmi'; did you mean 'dim'?"),
         ({"stream": "yes"}, "stream of the config should be true or false or 'auto', got 'yes'"),

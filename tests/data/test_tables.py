@@ -22,6 +22,17 @@ def test_missing_folder_names_what_was_expected(tmp_path: Path) -> None:
     )
 
 
+def test_the_key_of_a_folder_changes_with_its_files(write_parquet: Write) -> None:
+    file = write_parquet("it/train.parquet", {"label": [1]})
+    tables = FolderTables(file.parent)
+    first = tables.key
+    assert tables.key == first
+    write_parquet("it/test.parquet", {"label": [1]})
+    second = tables.key
+    write_parquet("it/test.parquet", {"label": [1, 2, 3]})
+    assert len({str(first), str(second), str(tables.key)}) == 3
+
+
 def test_corrupt_file(tmp_path: Path) -> None:
     file = tmp_path / "train.parquet"
     file.write_bytes(b"PAR1 this is not parquet")

@@ -101,6 +101,22 @@ def test_thousands_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert caplog.messages == ["how the data is read: ',' between thousands"]
 
 
+@pytest.mark.parametrize(
+    ("cells", "messages"),
+    [
+        (('"1,234,567"', '"2,345,678"'), ["how the data is read: ',' between thousands"]),
+        (("1 234", "2 345"), []),  # spaces cannot be decimal marks
+        (("+1", "\u22122"), []),
+    ],
+)
+def test_only_commas_between_thousands_are_reported(
+    cells: tuple[str, str], messages: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "fedclade"):
+        prepared(tmp_path, f"a,y\n{cells[0]},1\n{cells[1]},0\n")
+    assert caplog.messages == messages
+
+
 @pytest.mark.parametrize("text", ["a,y\n1.5,1\n", 'a,y\n"1.5",1\n', "a;y\n1.5;1\n"])
 def test_a_number_with_the_other_mark_than_the_given_one_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(DataError) as caught:

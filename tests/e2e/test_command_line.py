@@ -785,9 +785,24 @@ def test_help_teaches(fedclade: Callable[..., Outcome]):
     assert "Example:" in run_help
 
 
+STEP = """
+import torch
+from fedclade.training.optimizer import LocalOptimizer
+LocalOptimizer.of(fedclade.LocalTraining(), 0.1).for_one_client([torch.nn.Parameter(torch.ones(2))]).step()
+print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
+"""
+"""A step of plain SGD does not need torch's compiler either."""
+
+
 def test_import_needs_nothing_but_the_core():
-    """The command line's and the report's packages are imported where they are used, not by ``import fedclade``."""
-    packages = ("typer", "rich", "matplotlib", "datasets", "flwr_datasets", "pyarrow", "PIL", "tomli_w")
+    """What a command line or a report needs is imported where it is used, and SciPy's parts by their first use.
+
+    Every process pays for an import: each command, and each answer of a Flower client.
+    """
+    packages = (
+        *("typer", "rich", "matplotlib", "datasets", "flwr_datasets", "pyarrow", "PIL", "tomli_w"),
+        *("scipy.cluster", "scipy.linalg", "scipy.ndimage", "scipy.sparse", "scipy.spatial", "scipy.special"),
+    )
     code = f"import sys, fedclade; print([name for name in {packages} if name in sys.modules])"
-    outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert outcome.stdout.strip() == "[]"
+    outcome = subprocess.run([sys.executable, "-c", code + STEP], capture_output=True, text=True, check=True)
+    assert outcome.stdout.split() == ["[]", "[]"]

@@ -1,7 +1,7 @@
 """The federation of ``containers/compose.yaml``, its very commands as processes of this machine: no engine is needed.
 
 What is put in place of what a container has: a folder for each volume, a port for each container, and 127.0.0.1 for the
-name of the server. What only an engine does (images, networks, users) is not tested.
+name of the server. What only an engine does (images, networks, users, and so the proxy between networks) is not tested.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Composed:
                 word = re.sub(rf"{target}(?=[/\"]|$)", str(there), word)
             if word == "/volumes":
                 word = str(self.folder)
-            word = re.sub(r"\b(superlink|localhost):9092", f"{HOST}:{self.ports['superlink']}", word)
+            word = re.sub(r"\b(superlink|proxy|localhost):9092", f"{HOST}:{self.ports['superlink']}", word)
             found.append({"0.0.0.0": HOST, "9092": str(self.ports["superlink"])}.get(word, word))
         program = Path(sys.executable) if found[0] == "python" else Path(sys.executable).with_name(found[0])
         node = ["--port", str(self.ports[service])] if service.startswith("node-") else []
@@ -103,8 +103,27 @@ def test_every_service_sees_its_own_volume_alone():
             assert seen == {"operator" if service == "registration" else service}
             assert (next(iter(seen)), MINE) in mounts_of(service)
     assert SERVICES["credentials"]["user"] == "root"
-    assert [name for name, service in SERVICES.items() if "user" in service] == ["credentials"]
+    assert {name: service["user"] for name, service in SERVICES.items() if "user" in service} == {
+        "credentials": "root",
+        "proxy": "10001",
+    }
     assert all(service["cap_drop"] == ["ALL"] and "ports" not in service for service in SERVICES.values())
+
+
+def test_clients_reach_the_proxy_alone_which_passes_on_the_interface_of_nodes_alone():
+    """Whoever reaches the SuperLink's control interface can start code on every node: it asks for no password."""
+    networks = {name: {*service["networks"]} for name, service in SERVICES.items()}
+    nodes = {name for name in SERVICES if name.startswith("node-")}
+    assert {name for name, of_service in networks.items() if "clients" in of_service} == {*nodes, "proxy"}
+    assert all(networks[name] == {"clients"} for name in nodes)
+    assert networks["proxy"] == {"clients", "server"}
+    composition = yaml.safe_load((CONTAINERS / "compose.yaml").read_text())
+    assert composition["networks"] == {"clients": {"internal": True}, "server": {"internal": True}}
+    assert all("proxy:9092" in SERVICES[name]["command"] for name in nodes)
+    config = (CONTAINERS / "nginx.conf").read_text()
+    locations = dict(re.findall(r"location (\S+) \{\s*(\S+ [^;]+);", config))
+    assert locations == {"/v1/fleet/": "proxy_pass https://superlink:9092", "/": "return 403"}
+    assert "proxy_ssl_verify on;" in config
 
 
 def test_the_image_asks_nobody_on_the_network_and_has_a_user_of_its_own():
@@ -133,7 +152,7 @@ def composed(tmp_path: Path) -> Iterator[Composed]:
     waited = {other: each for service in SERVICES for other, each in conditions(service).items()}
     with ExitStack() as stack:
         for service in order:
-            if service == "operator":
+            if service in ("operator", "proxy"):  # nodes of this machine reach the SuperLink itself
                 continue
             if waited[service] == "service_completed_successfully":
                 done = it.run(service)

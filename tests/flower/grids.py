@@ -131,11 +131,11 @@ def spoil(grid: LocalGrid, client: int, what: str, change: Callable[[RecordDict]
     node.app = Spoilt(node.app, only(what, change))
 
 
-def reasons(run: Run) -> dict[int, str]:
-    """Return why clients were left out of a run: the first reason of each."""
+def reasons(run: Run, *, of_training: bool = False) -> dict[int, str]:
+    """Return why clients were left out of a run: the first reason of each; or, of its training alone."""
     found: dict[int, str] = {}
     for event in run.events:
-        if event["kind"] == "left_out":
+        if event["kind"] == "left_out" and not (of_training and event["query"].startswith("evaluate")):
             for client, why in event["clients"].items():
                 found.setdefault(int(client), why)
     return found

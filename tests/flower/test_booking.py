@@ -10,13 +10,19 @@ from typing import Any
 import pytest
 import torch
 
-from fedclade import ConfigError, DifferentialPrivacy, ExamplePrivacy, PrivacyError
+from fedclade import ConfigError, DataSchema, DifferentialPrivacy, ExamplePrivacy, PrivacyError, federation
 from fedclade.channel import Budget, noisy_steps
 from fedclade.channel.ledger import Ledger
 from fedclade.core.queries import Round
+from fedclade.data.agreement import Proposal
+from fedclade.flower import LocalGrid, LocalNode, client_app
 from fedclade.flower.booking import privatizing_of
+from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.from_config import budget_of
-from tests.flower.grids import LOCAL, handler_of
+from fedclade.flower.policy import Policy
+from fedclade.flower.schema_exchange import SchemaSharing
+from fedclade.flower.wire import Content
+from tests.flower.grids import LOCAL, handler_of, hello_to
 from tests.flower.test_client_handler import OPEN, ask, update_of
 
 PRIVACY = ExamplePrivacy(clip_norm=1.0, noise_multiplier=4.0)
@@ -90,3 +96,23 @@ def test_a_node_says_whom_its_budget_protects():
 def test_a_question_for_gradients_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"do not tell gradients over all their examples"):
         ask(private(tmp_path, policy=OPEN), what="gradients")
+
+
+def test_a_client_whose_examples_are_private_scales_by_no_statistics_of_its_own(tmp_path: Path):
+    x, y = torch.arange(60.0).reshape(20, 3).cos(), torch.arange(20) % 2
+    own = federation({"one": ((x, y), (x, y))}, standardize="client")
+    budget = Budget(epsilon=8.0, level="example")
+    why = "with standardize = 'client' it moves the mean and the deviation"
+    with pytest.raises(ConfigError, match=why):
+        ClientHandler(own, "mclr", privacy=PRIVACY, budget=budget, folder=tmp_path)
+    app = client_app("mclr", lambda context: own, privacy=PRIVACY, budget=budget)
+    (answer,) = LocalGrid({7: LocalNode(app, {"folder": str(tmp_path)})}).send_and_receive([hello_to(7)])
+    assert why in str(Content.of(answer.content).values["refused"])
+
+
+def test_a_client_whose_examples_are_private_proposes_no_words_of_its_own():
+    proposal = Proposal(DataSchema(words=("<pad>", "<unk>", "film")))
+    sharing = SchemaSharing(Policy(share_schema=True), is_private=True, by_example=True)
+    with pytest.raises(ConfigError, match="a vocabulary of this client's own texts moves with each of them; declare a"):
+        sharing.check(proposal, 100)
+    SchemaSharing(Policy(share_schema=True), is_private=True).check(proposal, 100)

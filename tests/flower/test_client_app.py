@@ -165,7 +165,7 @@ def test_a_run_of_private_clients_is_reported_without_their_losses(tmp_path: Pat
     run = federated(private_grid(tmp_path), CFL_OF_TWO, rounds=3, folder=folder)
     assert [row["train_loss"] for row in run.metric_rows] == [None] * 3
     assert {row["train_loss"] for row in run.cluster_rows} == {None}
-    assert reasons(run) == {}
+    assert reasons(run, of_training=True) == {}
     kept = Run.load(folder)
     assert [row["train_loss"] for row in kept.metric_rows] == [None] * 3
     show(kept, folder)
@@ -188,14 +188,15 @@ def test_who_has_spent_its_budget_is_left_out_and_says_so(tmp_path: Path):
     grid = private_grid(tmp_path, noise=noise)
     grid.nodes[node_of(1)].app = private_grid(tmp_path, Budget(epsilon=1.01 * once), noise).nodes[node_of(1)].app
     run = federated(grid, FedAvg(), rounds=4)
-    assert {event["round"] for event in run.events if event["kind"] == "left_out"} == {3, 4}
-    assert list(reasons(run)) == [1]
-    assert reasons(run)[1] == BUDGET_SPENT
+    left_out = [event for event in run.events if event["kind"] == "left_out" and event["query"] == "train"]
+    assert {event["round"] for event in left_out} == {3, 4}
+    assert list(reasons(run, of_training=True)) == [1]
+    assert reasons(run, of_training=True)[1] == BUDGET_SPENT
 
 
 def test_algorithms_that_ask_private_clients_for_training_losses_are_told(tmp_path: Path):
     run = federated(private_grid(tmp_path), FedAvg(), rounds=1)
-    assert reasons(run) == {}
+    assert reasons(run, of_training=True) == {}
     with pytest.raises(UpdateError, match=r"nobody answered.*do not tell training losses.*goes by updates alone"):
         federated(private_grid(tmp_path), IFCA(clusters=2), rounds=2)
 

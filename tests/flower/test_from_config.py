@@ -14,9 +14,12 @@ from flwr.app import Context, RecordDict
 
 from fedclade import Callback, RoundRecord, RunInterrupted, TensorBoardTracker
 from fedclade.cli import main
+from fedclade.config.data import FolderSettings
+from fedclade.core import known_arguments
 from fedclade.core.errors import ConfigError
+from fedclade.data import PARTITIONS, SHIFTS, SOURCES, FilesSettings, OwnSettings, load_federation
 from fedclade.flower import LocalGrid, LocalNode, Network, client_app_from_config, server_app_from_config
-from fedclade.flower.from_config import AppSettings, RunConfig
+from fedclade.flower.from_config import DATA_KEYS, AppSettings, RunConfig, check_keys
 from fedclade.flower.wire import Content
 from fedclade.runs.store import Run
 from fedclade.runs.store.contents import without_unset
@@ -232,6 +235,14 @@ def test_a_permuted_run_is_nobodys_but_its_clients(fedclade: Callable[..., tuple
     ("changes", "why"),
     [
         ({"a.b.c": 1}, "the run config takes section.key, got 'a.b.c'"),
+        ({"data": '{name = "digits"}'}, "the run config takes section.key, got 'data'"),
+        ({"network": '{out = "/tmp"}'}, "the run config takes section.key, got 'network'"),
+        ({"presence": '{trace = "x"}'}, "the run config takes section.key, got 'presence'"),
+        ({"round": 3}, "the run config: unknown key 'round'; did you mean 'rounds'?"),
+        ({"date.name": "digits"}, "unknown section 'date'; did you mean 'data'?"),
+        ({"versions.fedclade": "1"}, "unknown section 'versions'"),
+        ({"data.data_dir": "/etc"}, "data. of a run config: unknown key 'data_dir'"),
+        ({"data.source_arguments": "{}"}, "data. of a run config: unknown key 'source_arguments'"),
         ({"network.clients": 0}, "network.clients should be at least 1, got 0"),
         ({"network.wait": 0.0}, "network.wait should be greater than 0, got 0.0"),
         ({"network.deadline": -1.0}, "network.deadline should be greater than 0, got -1.0"),
@@ -321,6 +332,45 @@ def test_a_client_reads_no_files_that_a_run_names_elsewhere(files: str):
     run_config = {"data.files": files, "data.target": "y", "network.clients": 1}
     told = f"data.files should be a pattern inside a node's data folder (mine), got {files!r}"
     assert refusal_of({"partition-id": 0, "data-dir": "mine"}, run_config) == told
+
+
+@pytest.mark.parametrize("files", ["/etc/*.csv", "*.csv"])
+def test_a_table_in_text_does_not_stand_for_the_whole_data_section(files: str, tmp_path: Path):
+    """Its keys would escape all that is said of data.files."""
+    run_config = {"data": f'{{files = "{files}", target = "y"}}', "network.clients": 1}
+    for key in ("data", "data.drift.files", "data.x.y"):
+        refused = refusal_of({"partition-id": 0, "data-dir": str(tmp_path)}, {**run_config, key: run_config["data"]})
+        assert "the run config takes section.key, got 'data'" in refused
+
+
+def test_a_client_opens_no_trace_of_presence_that_a_run_names(tmp_path: Path):
+    run_config = {**RUN_CONFIG, "presence.trace": str(tmp_path / "secret.csv")}
+    assert refusal_of({"partition-id": 0}, run_config) == (
+        "[presence] is for simulations, where clients only act; leave it out"
+    )
+
+
+@pytest.mark.parametrize("vectors", ["/etc/passwd", "../../secret.txt"])
+def test_a_client_reads_no_word_vectors_that_a_run_names_elsewhere(vectors: str):
+    told = f"data.vectors should be a path inside a node's data folder (mine), got {vectors!r}"
+    run_config = {"data.name": "sent140", "data.vectors": vectors, "network.clients": 1}
+    assert refusal_of({"partition-id": 0, "data-dir": "mine"}, run_config) == told
+
+
+def test_the_list_of_keys_has_all_keys_of_data_that_comes_along():
+    functions: list[Any] = [load_federation, FilesSettings, OwnSettings, FolderSettings]
+    functions += [source.load for source in SOURCES.values()]
+    functions += [partition.split for partition in PARTITIONS.values()]
+    functions += [shift.views for shift in SHIFTS.values()]
+    keys = {"name"}.union(*(known_arguments(function) for function in functions))
+    others = {"data_dir", "seed", "newcomers", "newcomer_samples"}
+    assert {key for key in keys - others if not key.endswith("_arguments")} == DATA_KEYS
+
+
+def test_data_of_ones_own_has_keys_of_its_own():
+    check_keys({"data.name": "my_data:hospitals", "data.ward": "north"})
+    with pytest.raises(ConfigError, match="unknown key 'ward'"):
+        check_keys({"data.name": "digits", "data.ward": "north"})
 
 
 @pytest.mark.parametrize("folder", ["/etc", "../other"])

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from fedclade import Adversary, Aggregation, ConfigError, load_federation, simulate
-from fedclade.algorithms import CFL, ReplicatedCFL
+from fedclade.algorithms import CFL, FLUX, IFCA, PACFL, FlexCFL, ReplicatedCFL
+from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.lying_handler import LyingHandler
 from fedclade.runs.adversaries import Adversaries
 from fedclade.tasks import Task
-from tests.flower.grids import LOCAL, app_of, federated, grid_of, node_of, reasons
+from tests.flower.grids import ALL_ALLOWED, LOCAL, app_of, federated, grid_of, node_of, reasons
 from tests.tiny import federation_of, perceptron, task_federation
 
 FEDERATION = federation_of((0, 1, 0, 1, 0, 1))
@@ -22,7 +23,7 @@ def both(adversary, algorithm, federation=FEDERATION, model=perceptron, **settin
     """Return a simulation, and the same over a grid."""
     settings = {**SETTINGS, "aggregate": FREE, **settings}
     simulated = simulate(algorithm, model, federation, engine="loop", adversary=adversary, **settings)
-    grid = grid_of(federation, model)
+    grid = grid_of(federation, model, ALL_ALLOWED)
     for client in simulated.summary["adversary"]["ids"]:
         grid.nodes[node_of(client)].app = app_of(federation, model, adversary=adversary)
     return simulated, federated(grid, algorithm, model, **settings)
@@ -43,6 +44,46 @@ def test_a_lie_is_the_same_as_in_a_simulation(kind, algorithm):
     assert [node.members for node in run.tree.nodes] == [node.members for node in simulated.tree.nodes]
     for mine, theirs in zip(run.tree.nodes, simulated.tree.nodes, strict=True):
         torch.testing.assert_close(mine.model, theirs.model, rtol=1e-5, atol=1e-6)
+
+
+STATING = {
+    "losses": IFCA(clusters=2),
+    "subspaces": PACFL(vectors=1, set_apart=0.2),
+    "descriptors": FLUX(th_round=-1.0, earliest=1, latest=1),
+    "shifts": FlexCFL(groups=2, migrate=True),
+    "signatures": ReplicatedCFL(level=0.5, check_every=3),
+}
+
+
+@pytest.mark.parametrize("lie", STATING)
+def test_a_false_statement_is_the_same_as_in_a_simulation(lie):
+    adversary = Adversary(lies=lie, kind="sign_flip" if lie == "signatures" else "", share=0.2)
+    simulated, run = both(adversary, STATING[lie])
+    assert [node.members for node in run.tree.nodes] == [node.members for node in simulated.tree.nodes]
+    for mine, theirs in zip(run.tree.nodes, simulated.tree.nodes, strict=True):
+        torch.testing.assert_close(mine.model, theirs.model, rtol=1e-5, atol=1e-6)
+    told = [[event["kind"] for event in found.events] for found in (run, simulated)]
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("algorithm", [FLUX(th_round=-1.0, earliest=1, latest=1), FlexCFL(groups=2, by_label=True)])
+def test_flipped_labels_are_described_and_counted_as_in_a_simulation(algorithm):
+    simulated, run = both(Adversary(kind="label_flip", share=0.2), algorithm)
+    assert [node.members for node in run.tree.nodes] == [node.members for node in simulated.tree.nodes]
+    for mine, theirs in zip(run.tree.nodes, simulated.tree.nodes, strict=True):
+        torch.testing.assert_close(mine.model, theirs.model, rtol=1e-5, atol=1e-6)
+
+
+def test_sums_of_a_client_that_poisons_its_data_are_those_of_poisoned_data():
+    """What it reports before the first round, by which labels are weighed, was once the truth."""
+    federation, task = federation_of((0, 0)), Task(class_weights="balanced")
+    adversary = Adversary(kind="label_flip")
+    handler = LyingHandler(federation.alone(0), perceptron, adversary=adversary, task=task)
+    honest = ClientHandler(federation.alone(0), perceptron, task=task)
+    assert handler._sums.labels.tolist() == honest._sums.labels.tolist()[::-1]
+    assert handler._sums.labels.tolist() != honest._sums.labels.tolist()
+    false = LyingHandler(federation.alone(0), perceptron, adversary=Adversary(lies="statistics"), task=task)
+    assert sorted(false._sums.labels.tolist())[:-1] == [0] * (len(false._sums.labels) - 1)
 
 
 def test_a_false_size_is_not_told_of_equal_parts_as_the_server_knows_how_large_they_are():

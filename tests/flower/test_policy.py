@@ -18,11 +18,12 @@ from fedclade import LocalTraining
 from fedclade.algorithms import ALGORITHMS, CFL, FLUX, IFCA, PACFL, FedAvg, FedDrift, FlexCFL, build_algorithm, drifting
 from fedclade.channel.ledger import Budget
 from fedclade.channel.privacy import DifferentialPrivacy
-from fedclade.core.errors import ConfigError, PolicyError, UpdateError
+from fedclade.channel.signature import Sketch
+from fedclade.core.errors import ConfigError, FedcladeError, PolicyError, UpdateError
 from fedclade.core.updates import Updates
 from fedclade.flower import LocalGrid, LocalNode, wire
 from fedclade.flower.client_app import node_settings
-from fedclade.flower.policy import EXAMPLES_A_PARTING, FORBIDS, Policy
+from fedclade.flower.policy import FORBIDS, QUERIES, Policy
 from fedclade.flower.signing import with_nonce
 from fedclade.flower.usage import Usage, UsageLog
 from fedclade.flower.wire import Content
@@ -127,16 +128,6 @@ def test_a_client_that_comes_back_with_other_labels_says_so_once(tmp_path: Path)
     assert told == [False, True, False]
 
 
-def test_parts_cannot_be_drawn_so_often_that_single_examples_can_be_solved_for():
-    """A round's number says which examples are in which half: as many questions as examples would be enough."""
-    client = handler_of()
-    for number in range(1, EXAMPLES // EXAMPLES_A_PARTING + 1):
-        ask(client, replicates=2, round=number)
-    with pytest.raises(PolicyError, match=r"forbids 7 questions for replicates in all, at most 6 .max-partings"):
-        ask(client, replicates=2, round=7)
-    ask(client, round=7)  # whole updates part nothing
-
-
 @pytest.mark.parametrize(
     ("policy", "question", "times", "why"),
     [
@@ -159,7 +150,7 @@ def test_what_it_has_answered_is_counted_over_all_processes(
     for _ in range(times):
         ask(handler_of(policy=policy, **settings), state=state, **question)
     with pytest.raises(PolicyError, match=f"{FORBIDS} {why}"):
-        ask(handler_of(policy=policy, **settings), state=state, **question)
+        ask(handler_of(policy=policy, **settings), state=state, round=3, **question)
 
 
 def test_a_query_counts_as_soon_as_it_is_accepted_and_one_that_fails_as_well(tmp_path: Path):
@@ -176,6 +167,31 @@ def test_a_query_counts_as_soon_as_it_is_accepted_and_one_that_fails_as_well(tmp
     stored = json.loads((tmp_path / "policy.json").read_text())
     assert stored == {"format": 1, "releases": 5, "partings": 1, "evaluations": 1}
     assert stat.S_IMODE((tmp_path / "policy.json").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("what", "question", "counted"),
+    [
+        ("train", {"spec": wire.to_json(LocalTraining(lr=1e30, epochs=5))}, Usage(releases=1)),
+        ("train", {"replicates": 3}, Usage(releases=3)),
+        ("train", {"own": True, "spec": "no JSON"}, Usage(evaluations=1)),
+        ("train", {"mixture": 2, "by_label": False}, Usage(releases=2)),
+        ("gradients", {"sent": {"model": MODEL * math.nan}}, Usage(releases=1)),
+        ("masked", {"instance": "none", "signs": False}, Usage(releases=1)),
+        ("evaluate", {"sent": {"0": MODEL, "1": MODEL}, "split": "all"}, Usage(evaluations=2)),
+        ("subspaces", {"sent": {}, "vectors": 99, "per_label": False}, Usage(releases=1)),
+        ("descriptors", {"components": -1, "per_label": False}, Usage(releases=1)),
+        ("shifts", {"sent": {}, "share": -1.0, "by_label": True}, Usage(evaluations=1)),
+    ],
+)
+@pytest.mark.parametrize("lasting", ["folder", "state"])
+def test_a_query_of_every_kind_counts_in_all_if_its_answer_fails(
+    what: str, question: dict[str, Any], counted: Usage, lasting: str, tmp_path: Path
+):
+    folder, state = (tmp_path, None) if lasting == "folder" else (None, RecordDict())
+    with pytest.raises(FedcladeError):
+        ask(handler_of(folder=folder, policy=Policy(allow=QUERIES)), what, state=state, **question)
+    assert UsageLog(folder).usage(state) == counted
 
 
 def test_nobody_else_counts_between_reading_and_writing(tmp_path: Path):
@@ -196,8 +212,8 @@ def test_two_processes_that_answer_for_a_client_share_its_limits(tmp_path: Path)
     first, second = (handler_of(folder=tmp_path, policy=policy) for _ in range(2))
     trained = second._trained  # pyright: ignore[reportPrivateUsage]
 
-    def overtaken(content: Content) -> Updates:
-        updates = trained(content)
+    def overtaken(content: Content, state: RecordDict | None, sketch: Sketch | None = None) -> Updates:
+        updates = trained(content, state, sketch)
         ask(first)
         return updates
 

@@ -204,6 +204,8 @@ def test_toys_have_two_clusters_that_see_the_plane_differently(make):
     federation = make(4, 50, 0)
     assert federation.true_clusters == {0: 0, 1: 1, 2: 0, 3: 1}
     assert [len(client.train) for client in federation.clients] == [50] * 4
+    for split, rows in {"train": federation.pool.train, "test": federation.pool.test}.items():
+        assert sorted(rows) == sorted(np.concatenate([getattr(client, split) for client in federation.clients]))
     lines = []
     for client in (0, 1):
         x, y = federation.examples(client, "train")

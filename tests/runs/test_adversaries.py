@@ -16,6 +16,7 @@ from fedclade import (
     ConfigError,
     DifferentialPrivacy,
     Faults,
+    FlexCFL,
     LocalTraining,
     Run,
     Signature,
@@ -24,6 +25,7 @@ from fedclade import (
 )
 from fedclade.channel.adversary import KINDS
 from fedclade.config import check_config
+from fedclade.core import StatisticsQuery
 from fedclade.runs.adversaries import Adversaries
 from fedclade.tasks import Task
 from tests.properties.test_resume import bytes_of
@@ -32,6 +34,7 @@ from tests.tiny import federation_of, perceptron, renamed, task_federation
 TRUTH = [0, 0, 0, 0, 1, 1, 1, 1]
 FEDERATION = federation_of(TRUTH)
 IMAGES = load_federation("digits", clients=6, samples_per_client=60)
+FREE = Aggregation(largest_weight=1e9, largest_norm=1e9, clip_above=1e9)
 TASK = Task().of(FEDERATION.pool.schema)
 SPLITS = CFL(eps2=1e-3, split_rounds=(2, 3))
 
@@ -285,6 +288,46 @@ def test_adversaries_of_a_cluster_need_true_clusters():
 def test_a_backdoor_is_measured_by_accuracy():
     with pytest.raises(ConfigError, match=r"task.metrics should be with 'accuracy', by which a backdoor succeeds, got"):
         run(adversary("backdoor"), "fedavg", IMAGES, task=Task(metrics=("f1",)))
+
+
+@pytest.mark.parametrize(("from_round", "is_poisoned"), [(1, True), (2, False)])
+def test_balanced_weights_count_poisoned_labels_from_the_first_round_on(from_round, is_poisoned):
+    liars = Adversaries.drawn(adversary("label_flip", from_round=from_round), FEDERATION, TASK, 0)
+    counted = liars.counted(StatisticsQuery(FEDERATION.ids, labels=4)).tolist()
+    expected = [0] * 4
+    for client in FEDERATION.ids:
+        flips = is_poisoned and client in liars.lying.liars
+        for label in FEDERATION.examples(client, "train")[1].tolist():
+            expected[3 - label if flips else label] += 1
+    assert counted == expected
+    balanced = {"task": Task(class_weights="balanced"), "rounds": 1}
+    found = run(adversary("label_flip", from_round=from_round), "fedavg", **balanced)
+    if not is_poisoned:
+        honest = run(None, "fedavg", aggregate=FREE, **balanced)
+        assert same(run(adversary("label_flip", from_round=2), "fedavg", aggregate=FREE, **balanced), honest)
+    assert found.summary["adversary"]["kind"] == "label_flip"
+
+
+@pytest.mark.parametrize("lie", ["losses", "subspaces", "descriptors", "shifts"])
+def test_false_statements_end_in_the_same_bytes_after_a_stop(lie, tmp_path):
+    algorithm = {"losses": "ifca", "subspaces": "pacfl", "descriptors": "flux", "shifts": FlexCFL(groups=2)}[lie]
+    liar = Adversary(lies=lie, share=0.25, from_round=1 if lie == "subspaces" else 2)
+    run(liar, algorithm, folder=tmp_path / "whole")
+    for _ in range(2):
+        with pytest.raises(Exception, match="interrupted after round"):
+            run(liar, algorithm, folder=tmp_path / "resumed", stop=lambda: True)
+    run(liar, algorithm, folder=tmp_path / "resumed")
+    assert bytes_of(tmp_path / "whole") == bytes_of(tmp_path / "resumed")
+    assert Run.load(tmp_path / "whole").summary["adversary"]["lies"] == [lie]
+
+
+def test_a_config_names_false_statements():
+    config = check_config({"adversary": {"lies": ["losses", "shifts"], "share": 0.2}})
+    assert config.adversary == Adversary(lies=("losses", "shifts"), share=0.2)
+    assert check_config(config.as_dict()) == config
+    assert "lies" not in check_config({"adversary": {"kind": "ipm", "share": 0.2}}).as_dict()["adversary"]
+    with pytest.raises(ConfigError, match=r"unknown adversary\.lies: 'loses'; did you mean 'losses'"):
+        check_config({"adversary": {"lies": ["loses"], "share": 0.2}})
 
 
 def test_a_config_names_adversaries_and_leaves_them_out_without():

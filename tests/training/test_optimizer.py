@@ -13,7 +13,7 @@ from fedclade.training.auto import build_engine
 from fedclade.training.jobs import CannotTrainTogether, Engine
 from fedclade.training.loop import LoopEngine
 from fedclade.training.memory import bytes_per_client
-from fedclade.training.optimizer import ELEMENT_WISE, LocalOptimizer, clipping, per_client
+from fedclade.training.optimizer import ELEMENT_WISE, LocalOptimizer, PlainSGD, clipping, per_client
 from fedclade.training.stacked import CannotStack, StackedEngine
 from fedclade.training.stacking.plan import Plan
 from fedclade.training.vmap import CannotMapError, VmapEngine
@@ -307,3 +307,26 @@ def test_clients_of_many_sizes_have_one_optimizer(monkeypatch):
     made.clear()
     StackedEngine().train(task_of(perceptron(), features(sizes), LABELS, spec, sizes))
     assert made == [4 * len(sizes)]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("weight_decay", [0.0, 1e-3])
+def test_plain_steps_are_those_of_torch_to_the_last_bit(momentum: float, weight_decay: float):
+    """Also of a parameter that gets a gradient only now and then, and of one that gets none."""
+    draw = torch.Generator().manual_seed(0)
+    begun = [torch.randn(size, generator=draw) for size in ((7, 5), (5,), (3,))]
+    rule = LocalOptimizer(lr=0.1, momentum=momentum, weight_decay=weight_decay)
+    ours, theirs = ([nn.Parameter(value.clone()) for value in begun] for _ in range(2))
+    optimizers = [rule.for_one_client(ours), rule.torch_optimizer(theirs)]
+    assert isinstance(optimizers[0], PlainSGD)
+    for number in range(6):
+        gradients = [torch.randn(value.shape, generator=draw) for value in begun]
+        for parameters, optimizer in zip((ours, theirs), optimizers, strict=True):
+            optimizer.zero_grad()
+            parameters[0].grad = gradients[0].clone()
+            if number % 2:
+                parameters[1].grad = gradients[1].clone()
+            optimizer.step()
+    for mine, others, before in zip(ours, theirs, begun, strict=True):
+        assert torch.equal(mine, others)
+        assert torch.equal(mine, before) == (len(before) == 3)

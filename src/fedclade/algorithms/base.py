@@ -45,11 +45,17 @@ class Algorithm(ABC, Generic[S]):
     asks_for
         What else of their data clients must report besides updates and scores, in words; differential privacy does not
         cover it.
+    discloses
+        What of each client's data the server must see besides updates and scores, as clients' policies name it, such as
+        ``subspaces``. Secure aggregation refuses a method that asks for something without a name.
     personal
         Which part of a model stays with each client where a run does not say: ``head``, ``body`` or ``norm``, see
         :class:`~fedclade.models.Parts`.
     clusters_from
         The hyper-parameter that says how many clusters there are, at most as many as clients; empty if none does.
+    clients_choose
+        Whether each client itself states which cluster's model it trains, as by the lowest loss; see
+        :attr:`Aggregation.leave_out_opposed <fedclade.Aggregation>`.
     is_soft
         Whether every client belongs to all clusters, each to some degree: its leaf is where it belongs most.
     summary
@@ -67,9 +73,11 @@ class Algorithm(ABC, Generic[S]):
 
     state_type: ClassVar[type[State]] = State
     asks_for: ClassVar[str] = ""
+    discloses: ClassVar[tuple[str, ...]] = ()
     personal: ClassVar[Literal["", "head", "body", "norm"]] = ""
     clusters_from: ClassVar[str] = ""
     simulated: ClassVar[str] = ""
+    clients_choose: ClassVar[bool] = False
     is_soft: ClassVar[bool] = False
     summary: ClassVar[str] = ""
     citation: ClassVar[str] = ""
@@ -86,6 +94,16 @@ class Algorithm(ABC, Generic[S]):
     def compares(self) -> bool:
         """Whether a step looks at signatures of updates; without, a stream keeps none."""
         return True
+
+    @property
+    def asks_for_gradients(self) -> bool:
+        """Whether clients send gradients, which secure aggregation does not mask."""
+        return False
+
+    @property
+    def compares_lengths(self) -> bool:
+        """Whether the lengths of updates matter where they are compared, and not their directions alone."""
+        return False
 
     @property
     def initial_models(self) -> int:

@@ -151,6 +151,11 @@ class CFL(Algorithm[CFLState]):
         )
 
     @property
+    def asks_for_gradients(self) -> bool:
+        """Whether clients send gradients to be compared."""
+        return self.similarity == "gradients"
+
+    @property
     def needs_updates(self) -> bool:
         """Whether a step works on the updates of single clients: sums over all of them carry their weights."""
         return not self.weighted

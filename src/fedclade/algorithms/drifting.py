@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
-from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from fedclade.algorithms.state import State
@@ -198,7 +198,8 @@ class Move:
             return
         nodes, A = [nodes[k] for k in known.tolist()], found[np.ix_(known, known)]
         worse = A.diagonal()[:, None] - A  # how much worse model i is on the data of j than on its own
-        merges = agglomerate(squareform(np.maximum(np.maximum(worse, worse.T), 0), checks=False), "complete")
+        apart = np.maximum(np.maximum(worse, worse.T), 0)
+        merges = agglomerate(scipy.spatial.distance.squareform(apart, checks=False), "complete")
         labels = cut(merges, 1 + int(np.count_nonzero(merges[:, 2] > most_apart)))
         for label in dict.fromkeys(labels.tolist()):
             first, *others = [node for node, its in zip(nodes, labels, strict=True) if its == label]

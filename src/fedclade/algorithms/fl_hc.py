@@ -127,6 +127,11 @@ class FLHC(Algorithm[FLHCState]):
         """Whether a step works on the updates of single clients."""
         return self.compare == "parameters"
 
+    @property
+    def compares_lengths(self) -> bool:
+        """Whether the lengths of updates matter: by all metrics but the cosine."""
+        return self.metric != "cosine"
+
     def too_short(self, rounds: int) -> str:
         """Return what a run of so few rounds misses: the clustering step."""
         return never_clusters(self, self.rounds_before + 1, rounds, "rounds_before")

@@ -19,6 +19,8 @@ This file follows the authors' code (``flux/server.py``, ``public/models.py``), 
 - In the code all clients are always there. Here those that do not send a descriptor wait at the root, with its model,
   and join the cluster of the nearest mean when they do, by labels as well; so do newcomers during a run. The range
   that blocks are scaled to is that of all descriptors that came.
+- A client whose descriptor has numbers ten times as large as the median client's waits there, too, and an event names
+  it (``left_out``): the code would stretch the range to it, so that all others lie together.
 - Laplace noise on descriptors, which the code has turned off, is left out.
 """
 
@@ -53,6 +55,7 @@ from fedclade.core import (
     Event,
     Group,
     Joined,
+    LeftOut,
     Node,
     ParameterTree,
     Postponed,
@@ -60,6 +63,9 @@ from fedclade.core import (
     checked,
     require,
 )
+
+FAR = 10.0
+"""How many times as large as the median client's the numbers of a descriptor may be."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,8 +153,8 @@ class FLUX(Algorithm[FLUXState]):
             if self._is_time(state, this_round):
                 tree, events = self._clustered(tree, clients, this_round)
         elif waiting := [client for client in cohort if client in tree.stragglers.get(0, ())]:
-            tree = self._placed(tree, waiting, clients, this_round)
-            events = membership_events(before, tree)
+            tree, odd = self._placed(tree, waiting, clients, this_round)
+            events = [*odd, *membership_events(before, tree)]
         clustered = len(tree.nodes) > 1
         cohort = [client for client in cohort if tree.leaf_of[client] or not clustered]
         parts = train_clusters(State(tree), cohort, clients, this_round) if cohort else []
@@ -191,9 +197,10 @@ class FLUX(Algorithm[FLUXState]):
         """Cluster all clients that send a descriptor; with too few of them go on with one model."""
         root, everybody = tree.nodes[0], sorted(clients.ids)
         ids, rows = self._described(everybody, root, clients, this_round)
+        ids, rows, odd = self._plausible(ids, rows, rows)
         needed = min(len(everybody), max(2, self.clusters or 0))
         if len(ids) < needed:
-            return tree, [Postponed(0, len(ids), needed)]
+            return tree, [*odd, Postponed(0, len(ids), needed)]
         points = DescriptorSpace.of(rows).points(rows)
         criteria, events = {"components": float(rows.shape[2])}, list[Event]()
         if self.clusters is not None:
@@ -211,23 +218,44 @@ class FLUX(Algorithm[FLUXState]):
         row_of = {client: row.flatten() for client, row in zip(ids, rows, strict=True)}
         groups = [Group(tuple(c), 0, root.params, torch.stack([row_of[i] for i in sorted(c)])) for c in found]
         after = tree.regrouped(groups, params=root.params, round_number=this_round.number, criteria=criteria)
-        return after, events or membership_events(tree, after)
+        return after, [*odd, *(events or membership_events(tree, after))]
 
     def _placed(
         self, tree: ParameterTree, waiting: Sequence[int], clients: Clients, this_round: Round
-    ) -> ParameterTree:
+    ) -> tuple[ParameterTree, list[Event]]:
         """Let each that waits, and now sends its descriptor, join the cluster of the nearest mean."""
         ids, rows = self._described(waiting, tree.nodes[0], clients, this_round)
         leaves = _clusters(tree)
         if not ids or not leaves:
-            return tree
+            return tree, []
         members = [_descriptors(leaf, rows.shape[2]) for leaf in leaves]
+        ids, rows, odd = self._plausible(ids, rows, torch.cat(members))
         space = DescriptorSpace.of(torch.cat(members))
         means = np.stack([space.points(each).mean(0) for each in members])
         for client, row in zip(ids, rows, strict=True):
             nearest = np.linalg.norm(means - space.points(row[None]), axis=1).argmin()
             tree = tree.with_members(leaves[nearest].id, [client], row.flatten()[None].to(members[0]))
-        return tree
+        return tree, odd
+
+    def _plausible(self, ids: Sequence[int], rows: Tensor, measure: Tensor) -> tuple[list[int], Tensor, list[Event]]:
+        """Return clients and descriptors without those whose numbers are far larger than the measure's, and the event.
+
+        One descriptor of huge numbers would stretch the space of all, so that the others lie together.
+        """
+        sizes = rows.flatten(1).abs().amax(dim=1)
+        usual = float(measure.flatten(1).abs().amax(dim=1).median())
+        is_far = (sizes > FAR * usual).tolist() if len(measure) > 2 and usual else [False] * len(ids)
+        if not any(is_far):
+            return list(ids), rows, []
+        kept = [place for place, far in enumerate(is_far) if not far]
+        why = {
+            client: (
+                f"a descriptor of numbers up to {size:.3g}, more than {FAR:g} times the median client's, {usual:.3g}"
+            )
+            for client, size, far in zip(ids, sizes.tolist(), is_far, strict=True)
+            if far
+        }
+        return [ids[place] for place in kept], rows[kept], [LeftOut(0, "descriptors", why)]
 
     def _described(
         self, ids: Sequence[int], root: Node, clients: Clients, this_round: Round

@@ -60,6 +60,7 @@ class IFCA(OneCohort[IFCAState]):
     state_type = IFCAState
     clusters_from = "clusters"
     asks_for = "training losses"
+    clients_choose = True
 
     clusters: int = 2
     average: Literal["models", "gradients"] = "models"
@@ -73,6 +74,11 @@ class IFCA(OneCohort[IFCAState]):
             ("algorithm.restarts", self.restarts, self.restarts >= 1, "at least 1"),
             ("algorithm.restart_rounds", self.restart_rounds, self.restart_rounds >= 1, "at least 1"),
         )
+
+    @property
+    def asks_for_gradients(self) -> bool:
+        """Whether clients send gradients in place of updates."""
+        return self.average == "gradients"
 
     @property
     def needs_updates(self) -> bool:

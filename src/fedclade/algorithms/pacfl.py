@@ -19,25 +19,43 @@ Where paper and official code differ or leave a choice, this file makes it:
 - Linkage is by the mean over pairs; the "average" of the official code weighs the two clusters that merge alike.
 - Clients that do not send their vectors wait in no cluster; when they do, they join that of the smallest mean angle.
 - The threshold is tuned by hand there. Here, without one, clusters are cut at the largest gap between merges, or not at
-  all: :func:`~fedclade.clustering.n_clusters_by_gap`.
+  all: :func:`~fedclade.clustering.n_clusters_by_gap`. Before, up to a share ``set_apart`` of the clients that are far
+  from all others become clusters of their own, of which the paper knows nothing: one client that sends random vectors
+  would make the largest gap, and so join all others (:func:`~fedclade.clustering.far_groups`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+import scipy
 import torch
-from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from fedclade.algorithms.base import Algorithm, RoundLog
 from fedclade.algorithms.cluster_update import log_of, membership_events, move_clusters, train_clusters
 from fedclade.algorithms.hierarchical import cut_rules, merged
 from fedclade.algorithms.state import State
-from fedclade.clustering import agglomerate, angles
-from fedclade.core import Clients, DataSpec, Event, ParameterTree, Postponed, Round, SubspaceQuery, checked, require
+from fedclade.clustering import agglomerate, angles, far_groups
+from fedclade.core import (
+    Clients,
+    DataSpec,
+    Event,
+    ParameterTree,
+    Postponed,
+    Round,
+    SetApart,
+    SubspaceQuery,
+    checked,
+    require,
+)
+
+SET_APART = 0.2
+"""Share of the clients that may be set apart where the threshold is automatic; as ``aggregate.byzantine``."""
 
 
 @checked()
@@ -59,9 +77,14 @@ class PACFL(Algorithm[State]):
         merges, or one cluster if there is none to speak of.
     n_clusters
         Merge until so many are left, instead of up to a threshold.
+    set_apart
+        Up to this share of the clients, rounded down, that are far from all others are set apart before the others are
+        clustered: each group of them is a cluster of its own, and an event names it. By default 0.2 where the threshold
+        is automatic, and 0 where ``threshold`` or ``n_clusters`` is given, as in the paper.
     """
 
     asks_for = "subspaces of their data"
+    discloses = ("subspaces",)
     clusters_from = "n_clusters"
 
     vectors: int = 3
@@ -69,6 +92,7 @@ class PACFL(Algorithm[State]):
     angle: Literal["smallest", "same_place"] = "smallest"
     threshold: float | Literal["auto"] | None = None
     n_clusters: int | None = None
+    set_apart: float | None = None
 
     def __post_init__(self) -> None:
         known = ("smallest", "same_place")
@@ -76,6 +100,12 @@ class PACFL(Algorithm[State]):
             ("algorithm.vectors", self.vectors, self.vectors >= 1, "at least 1"),
             ("algorithm.angle", self.angle, self.angle in known, "'smallest' or 'same_place'"),
             *cut_rules(self.threshold, self.n_clusters, largest=90),
+            (
+                "algorithm.set_apart",
+                self.set_apart,
+                self.set_apart is None or 0 <= self.set_apart < 0.5,
+                "at least 0 and below 0.5, or left out",
+            ),
         )
 
     @property
@@ -114,11 +144,28 @@ class PACFL(Algorithm[State]):
         ids, vectors = self._vectors_of(everybody, clients)
         if len(ids) < needed:
             return tree, [Postponed(0, len(ids), needed)]
-        apart = squareform(angles(vectors, self.angle), checks=False)
-        merges = agglomerate(apart, "average")
-        clusters, _, event = merged(ids, merges, "angle", "average", self.threshold, self.n_clusters)
+        apart = angles(vectors, self.angle)
+        far = far_groups(apart, self._most_apart(len(ids)))
+        alone = {place for group in far for place in group.places}
+        rest = [place for place in range(len(ids)) if place not in alone]
+        merges = agglomerate(scipy.spatial.distance.squareform(apart[np.ix_(rest, rest)], checks=False), "average")
+        near = [ids[place] for place in rest]
+        clusters, _, event = merged(near, merges, "angle", "average", self.threshold, self.n_clusters)
+        told: list[Event] = []
+        for group in far:
+            members = [ids[place] for place in group.places]
+            clusters.append(members)
+            told.append(SetApart(len(clusters), tuple(members), group.distance, group.usual))
         absent = sorted(set(everybody) - set(ids))
-        return ParameterTree.star(clusters, tree.nodes[0].params, unassigned=absent), [event]
+        return ParameterTree.star(clusters, tree.nodes[0].params, unassigned=absent), [event, *told]
+
+    def _most_apart(self, clients: int) -> int:
+        """Return how many of some clients may be set apart, so that enough are left to be clustered."""
+        is_automatic = self.threshold in (None, "auto") and self.n_clusters is None
+        share = self.set_apart
+        if share is None:
+            share = SET_APART if is_automatic else 0.0
+        return min(math.floor(round(share * clients, 9)), clients - (self.n_clusters or 1))
 
     def _placed(
         self, tree: ParameterTree, waiting: Sequence[int], clients: Clients

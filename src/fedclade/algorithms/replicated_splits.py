@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
-from scipy.spatial.distance import squareform
+import scipy
 
 from fedclade.algorithms.cluster_update import ClusterUpdate, train_clusters
 from fedclade.algorithms.regrouping import clusters_of
@@ -95,7 +95,8 @@ def in_two(labels: Labels, similarity: Similarity) -> Labels:
     members = np.eye(labels.max() + 1)[labels]  # [n, k]
     between = members.T @ similarity @ members / np.outer(members.sum(0), members.sum(0))
     np.fill_diagonal(between, 1.0)
-    return cut(agglomerate(squareform(1 - between, checks=False), "average"), 2)[labels]
+    apart = scipy.spatial.distance.squareform(1 - between, checks=False)
+    return cut(agglomerate(apart, "average"), 2)[labels]
 
 
 def _only_in_parts(tree: ParameterTree, leaf: Node) -> bool:

@@ -37,7 +37,7 @@ from torch import Tensor
 from fedclade.algorithms.base import OneCohort, RoundLog
 from fedclade.algorithms.cluster_update import ClusterUpdate, by_cluster, log_of, membership_events, move_clusters
 from fedclade.algorithms.state import State
-from fedclade.clustering import Assignment, Step, all_of, cosine_similarity, cosines, to_root
+from fedclade.clustering import Assignment, Step, all_of, are_signs, cosine_similarity, cosines, to_root
 from fedclade.core import (
     BESIDE,
     LARGEST,
@@ -157,7 +157,8 @@ class StoCFL(OneCohort[State]):
         here = [place for place, group in enumerate(groups) if sampled.intersection(group.members)]
         means = [_psi(groups[place])[[c in sampled for c in groups[place].members]].mean(0) for place in here]
         became = list(range(len(groups)))
-        for one, other in _pairs(means, self.tau):
+        signs = all(are_signs(_psi(group)) for group in groups)
+        for one, other in _pairs(means, self.tau, signs=signs):
             a, b = _root(became, here[one]), _root(became, here[other])
             if a != b:
                 kept, gone = sorted((a, b), key=lambda k: (not groups[k].leaf, -len(groups[k].members), k))
@@ -180,11 +181,11 @@ def _psi(cluster: Node | Group) -> Tensor:
     return cluster.cached
 
 
-def _pairs(means: Sequence[Tensor], tau: float) -> list[tuple[int, int]]:
-    """Return the pairs of rows whose cosine is at least τ, the largest first."""
+def _pairs(means: Sequence[Tensor], tau: float, *, signs: bool = False) -> list[tuple[int, int]]:
+    """Return the pairs of rows whose cosine is at least τ, the largest first; rows may be means of ``signs``."""
     if len(means) < 2:
         return []
-    alpha = cosine_similarity(torch.stack(list(means)))
+    alpha = cosine_similarity(torch.stack(list(means)), signs=signs)
     rows, columns = np.triu_indices(len(means), k=1)
     near = alpha[rows, columns] >= tau
     rows, columns = rows[near], columns[near]

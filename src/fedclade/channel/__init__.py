@@ -24,10 +24,12 @@ from fedclade.channel.example_privacy import (
     sampling_rate,
 )
 from fedclade.channel.faults import FaultInjection, Faults
-from fedclade.channel.ledger import Budget, Ledger
+from fedclade.channel.ledger import SENSITIVITY, Budget, Ledger, multiplier_for
 from fedclade.channel.limits import Limiting
 from fedclade.channel.lying import Lying
+from fedclade.channel.matching_parts import MatchingParts
 from fedclade.channel.middleware import Channel, Middleware
+from fedclade.channel.opposing import OpposingUpdates
 from fedclade.channel.privacy import (
     DifferentialPrivacy,
     Privatizing,
@@ -45,6 +47,7 @@ from fedclade.channel.signature import (
     Permuting,
     Selection,
     Signature,
+    SignSketch,
     Sketch,
     Sketching,
 )
@@ -56,6 +59,7 @@ from fedclade.channel.withholding import Withholding, refusal
 __all__ = [
     "AWAY",
     "ENCODINGS",
+    "SENSITIVITY",
     "Absence",
     "Adversary",
     "Aggregating",
@@ -72,11 +76,13 @@ __all__ = [
     "Ledger",
     "Limiting",
     "Lying",
+    "MatchingParts",
     "Mechanism",
     "Meter",
     "Middleware",
     "NoisySums",
     "Nothing",
+    "OpposingUpdates",
     "Permutation",
     "Permuting",
     "PrivateExamples",
@@ -85,6 +91,7 @@ __all__ = [
     "Replicating",
     "Retrying",
     "Selection",
+    "SignSketch",
     "Signature",
     "Sketch",
     "Sketching",
@@ -106,6 +113,7 @@ __all__ = [
     "encoded_bytes",
     "keyed_noise",
     "mechanism_of",
+    "multiplier_for",
     "noisy_steps",
     "privatizing",
     "received",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from fedclade.core import ConfigError, checked, require, unknown
@@ -29,8 +29,22 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
 }
 """The kinds of adversaries, with the options of each and their defaults."""
 
+LIES: Mapping[str, str] = {
+    "losses": "reports the loss of the model that suits its training data least for the one that suits them best",
+    "scores": "reports its scores on validation data in the same way",
+    "subspaces": "sends random subspaces",
+    "descriptors": "sends a descriptor of huge numbers",
+    "shifts": "reports in every round that its labels have shifted",
+    "statistics": "reports that all its examples have the label that it has least of, and inputs that are far off",
+    "signatures": "sends honest signatures of the parts of its data beside a false update",
+}
+"""The false statements of adversaries besides their updates, and what each of them does."""
+
 POISONING = ("label_flip", "backdoor")
 """Kinds that train on data that they have changed."""
+
+CHANGING = tuple(kind for kind in KINDS if kind not in (*POISONING, "false_size"))
+"""Kinds that send another update than the one that they have trained."""
 
 KNOWING = ("alie", "ipm", "minmax", "minsum", "copy")
 """Kinds that see the updates of others."""
@@ -51,7 +65,11 @@ class Adversary:
     ----------
     kind
         ``label_flip``, ``sign_flip``, ``scaled``, ``gaussian``, ``alie``, ``ipm``, ``minmax``, ``minsum``,
-        ``backdoor``, ``false_size``, ``copy`` or ``sybil``.
+        ``backdoor``, ``false_size``, ``copy`` or ``sybil``. May be left out where there are ``lies``: updates are
+        honest then.
+    lies
+        False statements besides updates, any of :data:`LIES`: ``losses``, ``scores``, ``subspaces``, ``descriptors``,
+        ``shifts``, ``statistics`` and ``signatures``. A method that does not request a statement is not affected.
     share
         Of all clients, how many are adversaries: drawn by the seed, and at least one unless it is 0.
     cluster
@@ -95,6 +113,7 @@ class Adversary:
     """
 
     kind: str = ""
+    lies: tuple[str, ...] | str = ()
     share: float = 0.0
     cluster: int | None = None
     from_round: int = 1
@@ -113,13 +132,22 @@ class Adversary:
     poisoned: float | None = None
 
     def __post_init__(self) -> None:
-        if (self.kind or self.share) and self.kind not in KINDS:
+        lies = (self.lies,) if isinstance(self.lies, str) else tuple(self.lies)
+        object.__setattr__(self, "lies", lies)
+        needs_kind = bool(self.share) and not self.lies
+        if (self.kind or needs_kind) and self.kind not in KINDS:
             raise ConfigError(unknown("adversary.kind:", self.kind, KINDS))
+        for lie in self.lies:
+            if lie not in LIES:
+                raise ConfigError(unknown("adversary.lies:", lie, LIES))
         takes = KINDS.get(self.kind, {})
         given = {name: getattr(self, name) for name in OPTIONS if getattr(self, name) is not None}
         takes_what = f"left out of kind {self.kind!r}, which takes {', '.join(takes) or 'no options'}"
         size = self.size
+        false_update = "signatures" not in self.lies or self.kind in CHANGING
+        beside_rule = f"one of {', '.join(CHANGING)} with lies = 'signatures', which stand beside a false update"
         require(
+            ("adversary.kind", self.kind, false_update, beside_rule),
             ("adversary.share", self.share, 0 <= self.share <= 1, "in [0, 1]"),
             ("adversary.from_round", self.from_round, self.from_round >= 1, "at least 1"),
             ("adversary.size", size, size is None or 1 <= size <= LARGEST_SIZE, "from 1 to 2**53"),
@@ -135,6 +163,18 @@ class Adversary:
         """Return an option of the kind, or its default."""
         given = getattr(self, name)
         return KINDS[self.kind][name] if given is None else given
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The settings as a run's config notes them: without ``lies`` where there are none, as in earlier versions."""
+        settings = asdict(self)
+        if not self.lies:
+            del settings["lies"]
+        return settings
+
+    def states_falsely(self, lie: str) -> bool:
+        """Return whether a false statement of :data:`LIES` is one of theirs."""
+        return lie in self.lies
 
     @property
     def poisons(self) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import scipy
 import torch
-from scipy.special import ndtr
 from torch import Tensor
 
 from fedclade.channel.accounting import share_at_random
@@ -98,7 +98,8 @@ class Answering(Middleware):
             return choices
         share, told = share_at_random(epsilon, options), choices.clone()
         for place, client in enumerate(ids):
-            whether, which = ndtr(self.noise(2, client, this_round, "choices").numpy())
+            noise = self.noise(2, client, this_round, "choices")
+            whether, which = scipy.special.ndtr(noise.numpy())
             if whether < share:
                 told[place] = min(int(which * options), options - 1)
         return told

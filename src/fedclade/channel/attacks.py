@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import scipy
 import torch
-from scipy.special import ndtri
 from torch import Tensor
 
 from fedclade.core import row_norms
@@ -26,7 +26,7 @@ def alie_z(n: int, f: int) -> float:
     if n - f < 2:
         return 0.0
     s = max(1, n // 2 + 1 - f)
-    return float(ndtri((n - f - s) / (n - f)))
+    return float(scipy.special.ndtri((n - f - s) / (n - f)))
 
 
 def deviation(updates: Tensor) -> Tensor:

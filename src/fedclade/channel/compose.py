@@ -5,8 +5,10 @@ from __future__ import annotations
 from fedclade.channel.aggregating import Aggregating
 from fedclade.channel.answering import Answering
 from fedclade.channel.limits import Limiting
-from fedclade.channel.lying import Lying
+from fedclade.channel.lying import Lying, LyingOfMeans
+from fedclade.channel.matching_parts import MatchingParts
 from fedclade.channel.middleware import Middleware
+from fedclade.channel.opposing import OpposingUpdates
 from fedclade.channel.replicates import Replicating, Unpacking
 from fedclade.channel.retry import Retrying
 from fedclade.channel.signature import Permutation, Permuting, Sketch, Sketching
@@ -29,23 +31,33 @@ def client_side(
     """
     private = [*([privatizing] if privatizing else []), *([lying] if lying else [])]
     permuting = [Permuting(permutation)] if permutation else []
-    return [*private, *permuting, *([answering] if answering else []), Replicating(sketch)]
+    of_means = [LyingOfMeans(lying)] if lying else []
+    return [*private, *permuting, *([answering] if answering else []), Replicating(sketch), *of_means]
 
 
 def received(
-    sketch: Sketch | None = None, streaming: Streaming | None = None, limiting: Limiting | None = None
+    sketch: Sketch | None = None,
+    streaming: Streaming | None = None,
+    limiting: Limiting | None = None,
+    matching: MatchingParts | None = None,
 ) -> list[Middleware]:
     """Return what an update passes where it arrives, be that one of the processes that simulate clients.
 
-    Without a sketch the server compares whole updates.
+    Without a sketch the server compares whole updates. That an update matches its parts is checked before a limit
+    shortens it.
     """
-    within = [limiting] if limiting else []
+    within = [*([matching] if matching else []), *([limiting] if limiting else [])]
     return [*within, Unpacking(), *([Sketching(sketch)] if sketch else []), *([streaming] if streaming else [])]
 
 
-def arrived(retrying: Retrying, aggregation: Aggregation, limiting: Limiting | None = None) -> list[Middleware]:
+def arrived(
+    retrying: Retrying,
+    aggregation: Aggregation,
+    limiting: Limiting | None = None,
+    opposing: OpposingUpdates | None = None,
+) -> list[Middleware]:
     """Return what an update passes last."""
-    within = [limiting] if limiting else []
+    within = [*([limiting] if limiting else []), *([opposing] if opposing else [])]
     return [*within, retrying, *([Aggregating(aggregation)] if aggregation.is_robust else [])]
 
 
@@ -55,6 +67,10 @@ def server_side(
     streaming: Streaming | None = None,
     limiting: Limiting | None = None,
     aggregation: Aggregation | None = None,
+    *,
+    matching: MatchingParts | None = None,
+    opposing: OpposingUpdates | None = None,
 ) -> list[Middleware]:
     """Return what an update passes once it has arrived."""
-    return [*received(sketch, streaming, limiting), *arrived(retrying, aggregation or Aggregation())]
+    last = arrived(retrying, aggregation or Aggregation(), opposing=opposing)
+    return [*received(sketch, streaming, limiting, matching), *last]

@@ -57,6 +57,18 @@ def epsilon_of(releases: Mapping[float, int], delta: float) -> float:
     return float(accounting.get_epsilon_gaussian(1 / math.sqrt(precision), delta)) if precision else 0.0
 
 
+def multiplier_for(epsilon: float, releases: int, delta: float) -> float:
+    """Return the noise multiplier z with which so many releases cost ε together, at a δ: see :func:`epsilon_of`.
+
+    It is 0 for an infinite ε. Raises as :func:`epsilon_of`.
+    """
+    require(("delta", delta, 0 < delta < 1, "greater than 0 and less than 1"))
+    accounting = import_extra("dp_accounting", "dp-accounting", "privacy", "finding the noise for an ε")
+    if math.isinf(epsilon):
+        return 0.0
+    return SENSITIVITY * math.sqrt(releases) * float(accounting.get_sigma_gaussian(epsilon, delta))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Budget:
     """What a client may spend in its life: ε at δ; an ε of infinity is no bound.
@@ -125,8 +137,8 @@ class Ledger:
         """Return how many releases there were with each noise multiplier; raises as :meth:`entries`."""
         return _counted(self.entries())
 
-    def book(self, noise_multiplier: float, run: str, number: int) -> None:
-        """Book a release that is about to leave, in a round of a run; if this raises, nothing may leave.
+    def book(self, noise_multiplier: float, run: str, number: int, releases: int = 1) -> None:
+        """Book releases that are about to leave, in a round of a run; if this raises, nothing may leave.
 
         Raises
         ------
@@ -138,7 +150,8 @@ class Ledger:
         with alone(self.path):
             entries = {(e.run, e.round, e.noise_multiplier): e for e in self.entries()}
             key = run, number, noise_multiplier
-            entries[key] = Entry(*key, releases=entries[key].releases + 1 if key in entries else 1)
+            before = entries[key].releases if key in entries else 0
+            entries[key] = Entry(*key, releases=before + releases)
             check_budget(self.budget, lambda delta: self._epsilon(entries.values(), delta))
             write_entries(self.path, entries.values(), level="client", towards="everybody")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial, reduce
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -34,7 +34,8 @@ class Middleware:
         updates, evaluation = partial(self.updates, ask=ask), partial(self.evaluation, ask=ask)
         subspaces, statistics = partial(self.subspaces, ask=ask), partial(self.statistics, ask=ask)
         shifts, descriptors = partial(self.shifts, ask=ask), partial(self.descriptors, ask=ask)
-        return query.handled(Handlers(updates, evaluation, subspaces, statistics, shifts, descriptors))
+        other = partial(self.other, ask=ask)
+        return query.handled(Handlers(updates, evaluation, subspaces, statistics, shifts, descriptors, other))
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return the updates of the clients that reply."""
@@ -58,6 +59,10 @@ class Middleware:
 
     def shifts(self, query: ShiftQuery, ask: Ask) -> Tensor:
         """Return whose labels have shifted, bool ``[n]``."""
+        return ask(query)
+
+    def other(self, query: Query[Any], ask: Ask) -> Any:
+        """Return the reply to a kind of query that fedclade does not know."""
         return ask(query)
 
     def weights(self, sizes: Mapping[int, int]) -> Mapping[int, int]:

@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
-from scipy.special import ndtri
 from torch import Tensor
 
 from fedclade.channel.ledger import LEVELS, Ledger, epsilon_of
@@ -175,7 +175,7 @@ def system_noise(size: int, client: int, this_round: Round, what: str) -> Tensor
 
 def system_normal(size: int) -> Tensor:
     """Return standard normal numbers of the operating system, float64."""
-    return torch.from_numpy(ndtri(system_uniform(size)))
+    return torch.from_numpy(scipy.special.ndtri(system_uniform(size)))
 
 
 def system_uniform(size: int) -> NDArray[Any]:

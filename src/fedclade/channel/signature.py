@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fedclade.channel.middleware import Middleware
 from fedclade.core import (
@@ -26,6 +28,11 @@ from fedclade.core import (
     unpacked,
 )
 
+KINDS = ("full", "projected", "signs")
+
+LARGEST_FOLD = 2**20
+"""Entries that an update is folded to before its signs are taken, if it has more."""
+
 PARTS_DIM = 4096
 """Numbers that the update of a part of the data is compared by, unless the run says how many."""
 
@@ -38,13 +45,16 @@ class Signature:
     Parameters
     ----------
     kind
-        ``full``: the parameters of the update, D numbers; ``projected``: a sketch of them.
+        ``full``: the parameters of the update, D numbers; ``projected``: a sketch of them; ``signs``: the signs of
+        random projections of them, which is what secure aggregation makes of ``projected``.
     of
         Patterns over the names of shared parameters, such as ``head.*``, or one: only these are compared. All, if left
         out. The norms of updates, by which some algorithms decide when to split, stay those of all parameters.
     dim
-        Length R of a sketch. Where updates are spread over many parameters, the cosine similarity α of two clients is
-        then off by (1 − α²)/√R (standard deviation): 0.03 at R = 1024 and α = 0. See :class:`CountSketch`.
+        Length R of a sketch, or how many signs. Where updates are spread over many parameters, the
+        cosine similarity α of two clients is then off by (1 − α²)/√R (standard deviation): 0.03 at
+        R = 1024 and α = 0. See :class:`CountSketch`. By signs it is off by at most π/(2√R): 0.05 at
+        R = 1024. See :class:`SignSketch`.
 
     Raises
     ------
@@ -52,7 +62,7 @@ class Signature:
         If a value is out of range; one line for each.
     """
 
-    kind: Literal["full", "projected"] = "full"
+    kind: Literal["full", "projected", "signs"] = "full"
     dim: int = 1024
     of: tuple[str, ...] | str = ()
 
@@ -60,7 +70,7 @@ class Signature:
         if isinstance(self.of, str):
             object.__setattr__(self, "of", (self.of,))
         require(
-            ("signature.kind", self.kind, self.kind in ("full", "projected"), "'full' or 'projected'"),
+            ("signature.kind", self.kind, self.kind in KINDS, "'full', 'projected' or 'signs'"),
             ("signature.dim", self.dim, self.dim >= 1, "at least 1"),
         )
 
@@ -75,12 +85,25 @@ class Signature:
         ConfigError
             If a pattern matches no shared parameter.
         """
+        if self.kind == "signs":
+            return self.signs(seed, layout)
         if self.of:
             return Selection(layout, self.of, seed, self.dim if self.kind == "projected" else 0)
         return CountSketch(seed, layout.n_parameters, self.dim) if self.kind == "projected" else None
 
+    def signs(self, seed: int, layout: Layout) -> SignSketch:
+        """Return what is compared of an update that leaves its client masked: the signs of a projection.
+
+        They depend on the seed, the model, ``of`` and ``dim`` alone.
+        """
+        selection = Selection(layout, self.of, seed) if self.of else None
+        size = layout.n_parameters if selection is None else selection.dim
+        return SignSketch(seed, size, self.dim, selection)
+
     def sketch_of_parts(self, seed: int, layout: Layout) -> Sketch:
         """Return what is compared of the updates of parts of the data: they are many, so always a sketch."""
+        if self.kind == "signs":
+            return self.signs(seed, layout)
         dim = self.dim if self.kind == "projected" else PARTS_DIM
         sketch = replace(self, kind="projected", dim=dim).sketch(seed, layout)
         assert sketch is not None  # as it is projected
@@ -145,6 +168,59 @@ class Selection:
         return self._sketch.apply(chosen) if self._sketch else chosen
 
 
+class SignSketch:
+    """The signs of R random projections of an update, each 1 or −1: all that is compared of an update under masks.
+
+    Of two updates at an angle φ a share of φ/π of the signs differ (Charikar 2002), so cosines can be estimated from
+    them (:func:`fedclade.clustering.cosine_similarity` does). R signs are R bits: an update's length, and how far it
+    reaches in a direction, stay with the client.
+
+    The projection is two rounds of random signs and a Fourier transform, which takes O(D log D) time and O(D) memory.
+    Updates of more than ``LARGEST_FOLD`` entries are first folded to so many by a count sketch.
+
+    Parameters
+    ----------
+    seed
+        The same seed gives the same projection.
+    size, dim
+        D and R.
+    selection
+        The parameters that are compared; None: all.
+    """
+
+    def __init__(self, seed: int, size: int, dim: int, selection: Selection | None = None) -> None:
+        self.dim, self._of = dim, selection
+        self._fold = CountSketch(seed, size, LARGEST_FOLD) if size > LARGEST_FOLD else None
+        # Wide enough that R of the numbers are a part of all of them, and not themselves all that there is.
+        self._width = 2 ** math.ceil(math.log2(max(min(size, LARGEST_FOLD), 2 * dim, 2)))
+        draw = rng.torch_generator(seed, "signs of a signature")
+        self._flips = [2.0 * torch.randint(2, (self._width,), generator=draw) - 1.0 for _ in range(2)]
+        self._places = torch.randperm(self._width, generator=draw)[:dim]
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What a client has to be told to make the same signs."""
+        of = {} if self._of is None else {"of": self._of.described["of"]}
+        return {"dim": self.dim, "compared": "signs", **of}
+
+    def apply(self, vectors: Tensor) -> Tensor:
+        """Return the signs ``[..., R]`` of vectors ``[..., D]``."""
+        if vectors.numel() == 0:  # of no update, which a Fourier transform does not take
+            return vectors.new_zeros(*vectors.shape[:-1], self.dim)
+        return torch.where(self.project(vectors) >= 0, 1.0, -1.0).to(vectors.dtype)
+
+    def project(self, vectors: Tensor) -> Tensor:
+        """Return the projections ``[..., R]`` of vectors ``[..., D]``, float64, whose signs leave a client."""
+        chosen = vectors if self._of is None else self._of.apply(vectors)
+        if self._fold is not None:
+            chosen = self._fold.apply(chosen)
+        mixed = functional.pad(chosen.double(), (0, self._width - chosen.shape[-1]))
+        for flips in self._flips:
+            turned = torch.fft.fft(mixed * flips.to(mixed), norm="ortho")
+            mixed = turned.real + turned.imag  # the Hartley transform: real and orthonormal
+        return mixed[..., self._places.to(mixed.device)]
+
+
 class Nothing:
     """No entries: what a stream keeps of each update where nobody compares them."""
 
@@ -160,7 +236,7 @@ class Nothing:
         return vectors[..., :0]
 
 
-Sketch = CountSketch | Selection | Nothing
+Sketch = CountSketch | Selection | SignSketch | Nothing
 """What is compared of an update, where that is not all of it."""
 
 

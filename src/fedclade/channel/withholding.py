@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from fedclade.channel.middleware import Middleware
@@ -11,15 +13,26 @@ from fedclade.core import (
     DescriptorQuery,
     Evaluation,
     EvaluationQuery,
+    Query,
+    R,
     ShiftQuery,
     Statistics,
     StatisticsQuery,
     SubspaceQuery,
+    check_declared,
 )
 
 
 class Withholding(Middleware):
-    """Lets clients give updates, and scores on validation or test data; what else is asked for is refused."""
+    """Lets clients give updates, and scores on validation or test data; what else is asked for is refused.
+
+    So is every class of queries that does not declare what its replies reveal.
+    """
+
+    def __call__(self, query: Query[R], ask: Ask) -> R:
+        """Put a query; raise a ConfigError if its class does not declare what it discloses."""
+        check_declared(type(query))
+        return super().__call__(query, ask)
 
     def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
         """Return scores on validation or test data; raise a ConfigError on training data."""
@@ -42,6 +55,12 @@ class Withholding(Middleware):
     def statistics(self, query: StatisticsQuery, ask: Ask) -> Statistics:
         """Raise a ConfigError: they are exact."""
         raise refusal("sums of their data (standardize = 'federated', class_weights = 'balanced')")
+
+    def other(self, query: Query[Any], ask: Ask) -> Any:
+        """Return a reply that does not depend on anybody's data; raise a ConfigError for any other."""
+        if query.mechanism != "public":
+            raise refusal(f"{query.discloses} (a {type(query).__name__})")
+        return ask(query)
 
 
 def refusal(what: str) -> ConfigError:

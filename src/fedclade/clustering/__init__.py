@@ -15,6 +15,7 @@ from fedclade.clustering.descriptors import (
     to_nearest_descriptor,
     without_labels,
 )
+from fedclade.clustering.far_branches import FarGroup, far_groups
 from fedclade.clustering.linkage import LINKAGES, Merges, agglomerate, cut, cut_height, n_clusters_by_gap, where_to_cut
 from fedclade.clustering.part_similarity import (
     VIEWS,
@@ -42,7 +43,17 @@ from fedclade.clustering.routing import (
 )
 from fedclade.clustering.sampling import to_nearest_mean
 from fedclade.clustering.separation import gamma_bound, highest_cross, lowest_intra, separation_gap
-from fedclade.clustering.similarity import METRICS, Distances, Labels, Similarity, cosine_similarity, cosines, distances
+from fedclade.clustering.similarity import (
+    METRICS,
+    Distances,
+    Labels,
+    Similarity,
+    are_signs,
+    cosine_similarity,
+    cosines,
+    distances,
+    from_signs,
+)
 from fedclade.clustering.spanning_tree import single_linkage
 from fedclade.clustering.split_half import Finding, Replicates, find_clusters, gain, same_partition
 from fedclade.clustering.subspace_angles import angles
@@ -56,6 +67,7 @@ __all__ = [
     "Assignment",
     "DescriptorSpace",
     "Distances",
+    "FarGroup",
     "Finding",
     "Labels",
     "Merges",
@@ -68,6 +80,7 @@ __all__ = [
     "all_of",
     "angles",
     "apart",
+    "are_signs",
     "cell_points",
     "centres_of_cells",
     "client_similarity",
@@ -79,9 +92,11 @@ __all__ = [
     "directions",
     "distances",
     "epsilon_by_knee",
+    "far_groups",
     "find_by_parts",
     "find_clusters",
     "fits_by_loss",
+    "from_signs",
     "gain",
     "gain_by_parts",
     "gamma_bound",

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 import torch
-from scipy.cluster.hierarchy import linkage
-from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from fedclade.clustering.linkage import Merges, cut
@@ -48,8 +47,8 @@ def optimal_bipartition(alpha: Similarity, ids: Sequence[int]) -> Bipartition:
     order = _in_order(ids)
     if not np.isfinite(alpha).all():
         raise UpdateError(f"similarities should be finite, got {np.count_nonzero(~np.isfinite(alpha))} that are not")
-    similar = squareform(alpha[np.ix_(order, order)], checks=False)
-    merges = linkage(np.negative(similar, out=similar), method="single")
+    similar = scipy.spatial.distance.squareform(alpha[np.ix_(order, order)], checks=False)
+    merges = scipy.cluster.hierarchy.linkage(np.negative(similar, out=similar), method="single")
     return _two(merges, np.asarray(ids)[order], float(-merges[-1, 2]))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.spatial.distance import squareform
 
 from fedclade.clustering.linkage import agglomerate
 from fedclade.clustering.similarity import Labels
@@ -19,7 +19,10 @@ MERGED_TOGETHER = 32
 
 def _merged_one_by_one(similarities: Matrix) -> tuple[Labels, Matrix]:
     """Return what merges in each step of b dendrograms, ``[b, n-1, 2]``, and how similar they are on average."""
-    found = [agglomerate(squareform(1 - each, checks=False), "average") for each in similarities]
+    found: list[Matrix] = []
+    for similarity in similarities:
+        apart = scipy.spatial.distance.squareform(1 - similarity, checks=False)
+        found.append(agglomerate(apart, "average"))
     merges = np.stack(found) if found else np.empty((0, similarities.shape[1] - 1, 4))
     return merges[:, :, :2].astype(np.int64), 1 - merges[:, :, 2]
 

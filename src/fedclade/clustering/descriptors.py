@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
-from scipy.spatial.distance import pdist, squareform
 from torch import Tensor
 
 from fedclade.clustering.routing import Assignment, Step, to_root
@@ -66,7 +66,7 @@ def _centred(numbers: Points, reach: float) -> Points:
 
 def apart(points: Points) -> Distances:
     """Return the Euclidean distances of all pairs of n points, as SciPy lists them."""
-    return np.asarray(pdist(points), dtype=np.float64)
+    return np.asarray(scipy.spatial.distance.pdist(points), dtype=np.float64)
 
 
 def epsilon_by_knee(distances: Distances) -> float:
@@ -74,7 +74,7 @@ def epsilon_by_knee(distances: Distances) -> float:
 
     Where there is no knee, none of them stands out, and it is the largest.
     """
-    others = squareform(distances)
+    others = scipy.spatial.distance.squareform(distances)
     np.fill_diagonal(others, np.inf)
     nearest = np.sort(others.min(1))
     place = knee(nearest)

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import minimum_spanning_tree
 
 from fedclade.clustering.linkage import Merges
 
@@ -37,7 +36,9 @@ class Edges:
         order = order[np.sort(first)]
         # By rank: an edge of length 0 would be none to SciPy.
         ranks = np.arange(1.0, len(order) + 1)
-        tree = minimum_spanning_tree(csr_matrix((ranks, (one[order], other[order])), shape=(n, n)))
+        tree = scipy.sparse.csgraph.minimum_spanning_tree(
+            scipy.sparse.csr_matrix((ranks, (one[order], other[order])), shape=(n, n))
+        )
         kept = order[np.sort(tree.data).astype(np.int64) - 1]
         return Edges(one[kept], other[kept], self.apart[kept])
 

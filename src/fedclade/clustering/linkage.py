@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.cluster.hierarchy import fcluster, linkage
-from scipy.special import stdtrit
 
 from fedclade.clustering.similarity import Distances, Labels
 from fedclade.core import ConfigError, UpdateError, unknown
@@ -45,7 +44,7 @@ def agglomerate(apart: Distances, method: str) -> Merges:
         raise ConfigError(unknown("linkage", method, LINKAGES))
     if not np.isfinite(apart).all():
         raise UpdateError(f"distances should be finite, got {np.count_nonzero(~np.isfinite(apart))} that are not")
-    return linkage(apart, method=method) if len(apart) else np.empty((0, 4))
+    return scipy.cluster.hierarchy.linkage(apart, method=method) if len(apart) else np.empty((0, 4))
 
 
 def cut(merges: Merges, n_clusters: int) -> Labels:
@@ -58,7 +57,7 @@ def cut(merges: Merges, n_clusters: int) -> Labels:
         return np.zeros(m, dtype=np.int64)
     ranked = merges.copy()
     ranked[:, 2] = np.arange(1, m)  # only the order of the heights matters: they may tie, or be negative
-    found = fcluster(ranked, m - n_clusters, criterion="distance")
+    found = scipy.cluster.hierarchy.fcluster(ranked, m - n_clusters, criterion="distance")
     _, first, inverse, sizes = np.unique(found, return_index=True, return_inverse=True, return_counts=True)
     return np.argsort(np.lexsort((first, -sizes)))[inverse]
 
@@ -91,7 +90,7 @@ def n_clusters_by_gap(heights: NDArray[np.float64]) -> int:
         return 1
     first_above = len(heights) + 1 - n_clusters
     noise = heights[:first_above]
-    bound = stdtrit(len(noise) - 1, 0.975) * noise.std(ddof=1)
+    bound = scipy.special.stdtrit(len(noise) - 1, 0.975) * noise.std(ddof=1)
     return n_clusters if heights[first_above] - noise[-1] > bound else 1
 
 

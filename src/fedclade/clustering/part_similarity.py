@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from fedclade.clustering.dendrograms import Matrix
-from fedclade.clustering.similarity import Labels
+from fedclade.clustering.similarity import Labels, are_signs, from_signs
 
 VIEWS = 2
 """In which parts are looked at: by their cosines, and with their directions evened out."""
@@ -26,6 +26,8 @@ def part_similarity(signatures: Tensor) -> Matrix:
     flat = signatures.flatten(0, 1)
     unit = flat / flat.norm(dim=1, keepdim=True).clamp(min=1e-30)
     cosines = (unit @ unit.T).double().cpu().numpy()
+    if are_signs(flat):
+        cosines = from_signs(cosines)
     np.fill_diagonal(cosines, 0.0)
     return cosines
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
-from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from fedclade.core import ConfigError, unknown
@@ -33,14 +33,35 @@ def numbered(labels: Labels) -> Labels:
     return first.argsort().argsort()[place]
 
 
-def cosine_similarity(signatures: Tensor) -> Similarity:
+def are_signs(signatures: Tensor) -> bool:
+    """Return whether signatures are signs, 1 or −1 each (:class:`~fedclade.channel.SignSketch`), and not numbers."""
+    return signatures.numel() > 0 and bool((signatures.abs() == 1).all())
+
+
+def from_signs(agreements: Similarity) -> Similarity:
+    """Return the cosines of updates, given those of their signs, in place.
+
+    Of two updates at an angle φ a share φ/π of the signs differ, so that the cosine a of their signs is 1 − 2φ/π, and
+    cos φ = sin(πa/2).
+    """
+    agreements *= np.pi / 2
+    return np.sin(agreements, out=agreements)
+
+
+def cosine_similarity(signatures: Tensor, *, signs: bool | None = None) -> Similarity:
     """Return the cosine similarity of every two rows, α of CFL's eq. 51 (or eq. 50, given gradients).
+
+    Rows of signs, or with ``signs`` means of such rows, stand for the updates that they are of, whose cosine is
+    estimated: see :func:`from_signs`.
 
     One matrix product. The norms are the square roots of its diagonal, so that they carry the same rounding as the
     products that they divide. From signatures ``[n, R]`` to ``[n, n]`` float64 in [-1, 1], symmetric, ones on the
     diagonal. A row of zeros points nowhere: it is 0 to all others.
     """
     alpha = (signatures @ signatures.T).to("cpu", torch.float64).numpy()
+    if are_signs(signatures) if signs is None else signs:
+        alpha /= signatures.shape[1]
+        alpha = from_signs(alpha)
     norms = np.sqrt(np.diagonal(alpha))
     norms[norms == 0] = 1.0
     # In place, as of 10,000 clients every copy takes 0.8 GB.
@@ -56,8 +77,11 @@ def cosine_similarity(signatures: Tensor) -> Similarity:
 def cosines(some: Tensor, others: Tensor) -> Similarity:
     """Return the cosine similarity of each row of ``[n, D]`` to each of ``[m, D]``: ``[n, m]`` float64 in [-1, 1].
 
-    A row of zeros is 0 to all.
+    A row of zeros is 0 to all. Signs are treated as in :func:`cosine_similarity`.
     """
+    if are_signs(some) and are_signs(others):
+        agreements = (some @ others.to(some).T).to("cpu", torch.float64).numpy() / some.shape[1]
+        return from_signs(agreements)
     norms = [torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64) for rows in (some, others)]
     products = (some @ others.to(some).T).double() / torch.outer(*(norm.clamp(min=1e-150) for norm in norms))
     return products.clamp(-1.0, 1.0).cpu().numpy()
@@ -72,7 +96,7 @@ def distances(signatures: Tensor, metric: str) -> Distances:
     if metric not in METRICS:
         raise ConfigError(unknown("metric", metric, METRICS))
     if metric == "cosine":
-        apart = squareform(cosine_similarity(signatures), checks=False)
+        apart = scipy.spatial.distance.squareform(cosine_similarity(signatures), checks=False)
         np.subtract(1.0, apart, out=apart)
         apart[apart < ROUNDING] = 0.0
         return apart

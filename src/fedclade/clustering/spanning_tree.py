@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedclade.clustering.edges import Edges, Forest, Numbers, Places, in_order, merges_of
 from fedclade.clustering.linkage import Merges
-from fedclade.clustering.similarity import COLUMNS, METRICS, ROUNDING
+from fedclade.clustering.similarity import COLUMNS, METRICS, ROUNDING, are_signs, from_signs
 from fedclade.core import ConfigError, UpdateError, rng, row_norms, unknown
 
 SAMPLE = 2048
@@ -96,6 +96,8 @@ def single_linkage(signatures: Tensor, metric: str, block: int | None = None, sa
             forest.add(lighter)
         tree = forest.tree()
     heights = points.distances(tree.one, tree.other)
+    if metric == "cosine" and are_signs(signatures):  # whose order is that of the updates' own cosines
+        heights = 1 - from_signs(1 - heights)
     order = np.argsort(heights, kind="stable")
     return merges_of(Edges(tree.one[order], tree.other[order], heights[order]))
 

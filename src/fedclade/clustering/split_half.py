@@ -35,12 +35,12 @@ from functools import cached_property
 from itertools import permutations
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from fedclade.clustering.linkage import agglomerate, cut
-from fedclade.clustering.similarity import Labels, Similarity, cosine_similarity
+from fedclade.clustering.similarity import Labels, Similarity, are_signs, cosine_similarity, from_signs
 
 MOST_CLUSTERS = 32
 """That a dendrogram is cut into."""
@@ -78,7 +78,8 @@ class Replicates:
         """Cosine of the two updates of each client, ``[n]``; it estimates 1/(1 + γ²) of a half update."""
         dots = (self.first * self.second).sum(1)
         norms = self.first.norm(dim=1) * self.second.norm(dim=1)
-        return (dots / norms.clamp(min=1e-30)).double().clamp(-1, 1).cpu().numpy()
+        cosines = (dots / norms.clamp(min=1e-30)).double().clamp(-1, 1).cpu().numpy()
+        return from_signs(cosines) if are_signs(self.first) else cosines
 
     @property
     def gammas(self) -> NDArray[np.float64]:
@@ -190,7 +191,7 @@ def _find(similarity: Similarity, noise: float, across: Across, own: NDArray[np.
 
 def _cuts(similarity: Similarity) -> Labels:
     """Return the partitions of average linkage into 1, 2, ... clusters, ``[K, n]``."""
-    merges = agglomerate(squareform(1 - similarity, checks=False), "average")
+    merges = agglomerate(scipy.spatial.distance.squareform(1 - similarity, checks=False), "average")
     return np.stack([cut(merges, k) for k in range(1, min(len(similarity), MOST_CLUSTERS) + 1)])
 
 

@@ -6,9 +6,9 @@ The paper's later version calls it EDC, for a Euclidean distance of decomposed c
 from __future__ import annotations
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
-from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
 from fedclade.clustering.similarity import Labels, numbered
@@ -70,7 +70,8 @@ def _largest_eigenpairs(gram: Points, count: int) -> tuple[Points, Points]:
         values, vectors = np.linalg.eigh(gram)
     else:
         # Where it starts does not show in what comes out; ones would be at right angles to updates that cancel.
-        values, vectors = eigsh(gram, count, v0=np.random.default_rng(0).standard_normal(len(gram)))
+        start = np.random.default_rng(0).standard_normal(len(gram))
+        values, vectors = scipy.sparse.linalg.eigsh(gram, count, v0=start)
     falling = np.argsort(values)[::-1][:count]
     return values[falling], vectors[:, falling]
 

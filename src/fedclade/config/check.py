@@ -34,7 +34,7 @@ from fedclade.data import (
     shift_named,
 )
 from fedclade.models import FROM_DATA, PARTS, Parts, check_widths, model_factory
-from fedclade.runs import RunSettings
+from fedclade.runs import RunSettings, by_own_examples
 from fedclade.tasks import is_share
 from fedclade.training import check_engine
 
@@ -127,6 +127,8 @@ def _check_together(
         if right["adversary"] is not None:
             central = privacy is not None and privacy.model == "central"
             problems.collect("", right["adversary"].check_stream, top.stream, central=central)
+    if privacy is not None and privacy.level == "example" and data is not None and data.get("standardize") == "client":
+        problems.add(by_own_examples("client"))
     if top is not None and right["signature"] is not None and algorithm is not None:
         private = None if privacy is None else privacy.mechanism
         least = 1 if privacy is None else privacy.min_cluster_size

@@ -190,8 +190,12 @@ class Config:
             del sections["presence"]
         if self.aggregate == Aggregation():  # which earlier versions did not know
             del sections["aggregate"]
+        else:
+            sections["aggregate"] = self.aggregate.described
         if self.adversary == Adversary():
             del sections["adversary"]
+        else:
+            sections["adversary"] = self.adversary.described
         if self.stop == StopSection():
             del sections["stop"]
         if not self.newcomers.without_labels:  # which earlier versions did not know

@@ -66,9 +66,11 @@ from fedclade.core.events import (
     Rejected,
     Restart,
     Retried,
+    SetApart,
     Stationary,
     Tested,
     TooFew,
+    Waiting,
 )
 from fedclade.core.files import (
     OWNER_ONLY,
@@ -117,6 +119,7 @@ from fedclade.core.plugins import (
 )
 from fedclade.core.privacy_events import PrivateRelease, Released, Stepped, Withheld
 from fedclade.core.queries import (
+    MECHANISMS,
     OWN,
     Ask,
     EvaluationQuery,
@@ -129,6 +132,7 @@ from fedclade.core.queries import (
     StatisticsQuery,
     SubspaceQuery,
     UpdateQuery,
+    check_declared,
 )
 from fedclade.core.question import SENSITIVITY, Cells, Choice, Moments, Question
 from fedclade.core.registry import IGNORED, ClientRegistry, DataSpec, TaskKind
@@ -139,6 +143,7 @@ from fedclade.core.tables import flat
 from fedclade.core.tree import Group, ParameterTree
 from fedclade.core.updates import (
     DROPPED_OUT,
+    FORBIDS,
     KEEPS_NONE,
     LARGEST_NORM,
     NOT_ASKED,
@@ -152,11 +157,13 @@ from fedclade.core.updates import (
 __all__ = [
     "BESIDE",
     "DROPPED_OUT",
+    "FORBIDS",
     "IGNORED",
     "KEEPS_NONE",
     "KINDS",
     "LARGEST",
     "LARGEST_NORM",
+    "MECHANISMS",
     "NOT_ASKED",
     "OF_TORCH",
     "OWN",
@@ -234,6 +241,7 @@ __all__ = [
     "Rule",
     "RunError",
     "RunInterrupted",
+    "SetApart",
     "ShiftQuery",
     "Slot",
     "Split",
@@ -251,6 +259,7 @@ __all__ = [
     "UpdateError",
     "UpdateQuery",
     "Updates",
+    "Waiting",
     "Withheld",
     "Workers",
     "alone",
@@ -263,6 +272,7 @@ __all__ = [
     "can_be_averaged",
     "centre_of",
     "check_arguments",
+    "check_declared",
     "check_function",
     "check_module",
     "checked",

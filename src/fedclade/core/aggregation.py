@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
 
 from fedclade.core.arguments import checked
 from fedclade.core.errors import require
@@ -63,6 +63,10 @@ class Aggregation:
         simulation whose clients are all honest. Where some may lie it is 2, 20 and 2; over a network the first two are
         those of the ``[network]`` section. Without a largest norm, ``auto`` clips nothing, nor with a robust rule: a
         lie that is shortened stands out less.
+    leave_out_opposed
+        Whether an update that moves a model against the other clients that chose this model is left out, where clients
+        state which cluster they belong to (``ifca``). ``auto``: where some clients may lie, as over a network. The
+        papers know of no such rule, and honest clients hardly ever meet it; each case is an event.
 
     Raises
     ------
@@ -77,6 +81,7 @@ class Aggregation:
     largest_weight: Limit = "auto"
     largest_norm: Limit = "auto"
     clip_above: Limit = "auto"
+    leave_out_opposed: bool | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
         rules = get_args(Rule)
@@ -85,6 +90,12 @@ class Aggregation:
             ("aggregate.byzantine", self.byzantine, 0 <= self.byzantine < 0.5, "at least 0 and below 0.5"),
             ("aggregate.mixing", self.mixing, not self.mixing or self.is_robust, "false where the rule is 'mean'"),
             ("aggregate.radius", self.radius, self.radius is None or self.radius > 0, "greater than 0, or left out"),
+            (
+                "aggregate.leave_out_opposed",
+                self.leave_out_opposed,
+                self.leave_out_opposed in (True, False, "auto"),
+                "true, false or 'auto'",
+            ),
             *(
                 (f"aggregate.{name}", value, value == "auto" if isinstance(value, str) else value >= 1, rule)
                 for name, value, rule in (
@@ -94,6 +105,14 @@ class Aggregation:
                 )
             ),
         )
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The settings as a run's config notes them; what earlier versions did not know is left out if not set."""
+        settings = asdict(self)
+        if self.leave_out_opposed == "auto":
+            del settings["leave_out_opposed"]
+        return settings
 
     @property
     def is_robust(self) -> bool:
@@ -111,7 +130,13 @@ class Aggregation:
     @property
     def looks_at_updates(self) -> bool:
         """Whether a rule or a limit that was asked for needs the updates of single clients."""
-        return self.is_robust or self.limits(untrusted=False).limits
+        return self.is_robust or self.limits(untrusted=False).limits or self.leave_out_opposed is True
+
+    def looks_for_opposed(self, *, untrusted: bool, clients_choose: bool) -> bool:
+        """Return whether opposed updates are left out of a run, by whether its clients may lie and choose a cluster."""
+        if self.leave_out_opposed == "auto":
+            return untrusted and clients_choose
+        return self.leave_out_opposed
 
     def tolerated(self, clients: int, most: int) -> int:
         """Return f of so many clients: the share of them, rounded down, at most what a rule allows, at least 0."""

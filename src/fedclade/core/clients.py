@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from fedclade.core.queries import (
     StatisticsQuery,
     SubspaceQuery,
     UpdateQuery,
+    refuse_unknown,
 )
 from fedclade.core.shift_query import ShiftQuery
 from fedclade.core.statistics import Statistics
@@ -126,7 +128,11 @@ class Workers(Clients):
         """Put a query; return the reply."""
         of_models = self.handle_updates, self.handle_evaluation
         of_data = self.handle_subspaces, self.handle_statistics, self.handle_shifts, self.handle_descriptors
-        return query.handled(Handlers(*of_models, *of_data))
+        return query.handled(Handlers(*of_models, *of_data, other=self.handle_other))
+
+    def handle_other(self, query: Query[Any]) -> Any:
+        """Return the reply to a kind of query that fedclade does not know; by default a ConfigError is raised."""
+        return refuse_unknown(query)
 
     @abstractmethod
     def handle_updates(self, query: UpdateQuery) -> Updates:

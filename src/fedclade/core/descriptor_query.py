@@ -27,6 +27,9 @@ class DescriptorQuery(Query[Tensor]):
     client that does not reply all is 0.
     """
 
+    mechanism = "none"
+    discloses = "descriptors"
+
     model: Tensor  # [S]
     seed: int
     components: int = 0  # C; 0: as many as there are labels, the last of them 0 where the latent has fewer entries

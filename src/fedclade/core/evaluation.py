@@ -32,6 +32,8 @@ class Evaluation:
     wins
         Where each client compares its models: of how many of its examples each has the least loss, of equals the first
         that it was asked about; int64 ``[n]``.
+    without_loss
+        The clients that tell a score alone: their loss is NaN, and they count as one example each.
     """
 
     ids: tuple[int, ...]
@@ -41,6 +43,13 @@ class Evaluation:
     left_out: Mapping[int, str] = field(default_factory=dict[int, str])
     higher_is_better: bool = True
     wins: Tensor | None = None
+    without_loss: frozenset[int] = frozenset()
+
+    @property
+    def known_losses(self) -> Tensor:
+        """The losses of the clients that tell them, ``[m]``."""
+        told = [place for place, client in enumerate(self.ids) if client not in self.without_loss]
+        return self.losses[told]
 
     @property
     def merit(self) -> Tensor:
@@ -58,4 +67,5 @@ class Evaluation:
         of_all: dict[str, Any] = {
             n: torch.cat(column) for n, column in columns.items() if isinstance(column[0], Tensor)
         }
-        return replace(parts[0], ids=ids, left_out=left_out, **of_all)
+        silent = frozenset[int]().union(*(part.without_loss for part in parts))
+        return replace(parts[0], ids=ids, left_out=left_out, without_loss=silent, **of_all)

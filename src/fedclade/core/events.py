@@ -88,6 +88,15 @@ class Refused(Event):
     nodes: Mapping[int, str]
 
 
+@dataclass(frozen=True)
+class Waiting(Event):
+    """Nodes of the network wait for a later round, since as many newcomers as are allowed have joined lately."""
+
+    kind = "waiting"
+
+    nodes: tuple[int, ...]
+
+
 # Clients that do not answer
 
 
@@ -155,6 +164,19 @@ class Buffered(Event):
     staleness_max: int
     virtual_seconds: float
     version: int
+
+
+@dataclass(frozen=True)
+class SetApart(_OfClients):
+    """Clients that are far from all others, by what they report of their data, became a cluster of their own.
+
+    ``distance`` is theirs from the others, and ``usual`` the distance that these have from those in other clusters.
+    """
+
+    kind = "set_apart"
+
+    distance: float
+    usual: float
 
 
 # Clusters

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,9 @@ OWN = -1
 
 Indices = NDArray[np.int64]
 """Which of some examples, ``[n]``."""
+
+MECHANISMS = ("noise", "held_out", "none", "public")
+"""What a class of queries can declare as its :attr:`Query.mechanism`."""
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -71,6 +74,9 @@ class Round:
     part_size
         Above 0, every part has so many examples, what is left over is in none, and parts are the same in all rounds; of
         several replicates each is trained as :meth:`LocalTraining.on_part` says.
+    parts_from
+        Seed and round number by which data is split into parts; None: the round's own. A client of a network sets them
+        where it uses parts again.
     longest
         How many times its update a client sends, if that lowers the loss of what it trained on; 1: it sends the update.
     personal_epochs
@@ -97,6 +103,7 @@ class Round:
     compares_parts: bool = True
     part: tuple[int, int] | None = None
     part_size: int = 0
+    parts_from: tuple[int, int] | None = None
     longest: float = 1.0
     personal_epochs: int = 0
     rule: LocalRule | None = None
@@ -139,14 +146,15 @@ class Round:
         if self.part is None:
             return np.arange(count)
         place, parts = self.part
+        seed, number = self.parts_from or (self.seed, self.number)
         if size := self.part_size:
-            order = rng.generator(self.seed, "equal parts", key).permutation(count)
+            order = rng.generator(seed, "equal parts", key).permutation(count)
             if copies is not None and 10 * int(np.bincount(copies).max()) <= size:
                 first = np.full(int(copies.max()) + 1, count)
                 np.minimum.at(first, copies[order], np.arange(count))
                 order = order[np.argsort(first[copies[order]], kind="stable")]
             return np.sort(order[place * size : (place + 1) * size])
-        order = rng.generator(self.seed, "parts", self.number, key).permutation(count)
+        order = rng.generator(seed, "parts", number, key).permutation(count)
         return np.sort(order[place::parts])
 
     def generator(self, purpose: str) -> np.random.Generator:
@@ -156,7 +164,24 @@ class Round:
 
 @dataclass(frozen=True, eq=False)
 class Query(ABC, Generic[R_co]):
-    """A query of a server to some clients."""
+    """A query of a server to some clients.
+
+    A class of queries declares what its replies reveal. Private clients, and clients that reply by
+    secure aggregation alone, refuse a class that does not: a new kind of query is closed to them.
+
+    Attributes
+    ----------
+    mechanism
+        What keeps a reply private. ``noise``: it is an update, which clients clip and put noise on.
+        ``held_out``: it is about validation or test data. ``none``: nothing does, so private clients
+        refuse. ``public``: it does not depend on the data of any client.
+    discloses
+        What leaves the client in clear, as its policy names it, such as ``scores``; "update" for
+        an update, and "nothing" for a reply that does not depend on the client's data.
+    """
+
+    mechanism: ClassVar[str] = ""
+    discloses: ClassVar[str] = ""
 
     ids: Sequence[int]  # [n]
     data_round: int = field(default=0, kw_only=True)  # about what they held in that round; 0: about what they hold
@@ -189,6 +214,9 @@ class UpdateQuery(Query[Updates]):
 
     Clients that reply one by one may hand a few updates to the ``sink`` as they arrive, and reply with the rest.
     """
+
+    mechanism = "noise"
+    discloses = "update"
 
     kind: Literal["train", "gradients"]
     models: Tensor  # [K, S], one row for each distinct model
@@ -234,6 +262,9 @@ class EvaluationQuery(Query[Evaluation]):
     examples (:attr:`Evaluation.wins`).
     """
 
+    mechanism = "held_out"
+    discloses = "scores"
+
     models: Tensor  # [K, S]
     assignment: Sequence[int]  # the row of each client, [n]
     split: Split
@@ -252,6 +283,9 @@ class SubspaceQuery(Query[Tensor]):
     For n clients and inputs of d numbers as they are stored; L is the number of labels, or 1. Columns are unit vectors;
     those that a client has too few examples for are zeros, and so are all of a client that does not reply.
     """
+
+    mechanism = "none"
+    discloses = "subspaces"
 
     n_vectors: int  # p: those of the largest singular values
     per_label: bool  # whether the inputs of each label are decomposed by themselves
@@ -274,6 +308,9 @@ class SubspaceQuery(Query[Tensor]):
 class StatisticsQuery(Query[Statistics]):
     """Count training examples and add their inputs up, and reply with what all clients' come to together."""
 
+    mechanism = "none"
+    discloses = "statistics"
+
     inputs: bool = False  # whether those of columns of numbers are asked for, as they were before they were scaled
     labels: int = 0  # how many labels are counted; 0: none
     largest_weight: float = math.inf  # over a network: how many times the median client's examples one counts with
@@ -283,9 +320,31 @@ class StatisticsQuery(Query[Statistics]):
         return handlers.statistics(self)
 
 
+def check_declared(kind: type[Query[Any]]) -> None:
+    """Check that a class of queries declares its mechanism and what it discloses.
+
+    Raises
+    ------
+    ConfigError
+        If it does not: clients with privacy or secure aggregation refuse it.
+    """
+    known = ", ".join(repr(mechanism) for mechanism in MECHANISMS)
+    if not kind.discloses or kind.mechanism not in MECHANISMS:
+        raise ConfigError(
+            f"clients with differential privacy or secure aggregation refuse a {kind.__name__}, which declares "
+            f"mechanism = {kind.mechanism!r} and discloses = {kind.discloses!r}; declare in its class as mechanism one "
+            f"of {known}, and as discloses the name of what leaves the client"
+        )
+
+
+def refuse_unknown(query: Query[Any]) -> Any:
+    """Raise a ConfigError: the clients do not know this kind of query."""
+    raise ConfigError(f"these clients do not know how to answer a {type(query).__name__}")
+
+
 @dataclass(frozen=True)
 class Handlers:
-    """What replies to each kind of query."""
+    """What replies to each kind of query; ``other`` to kinds that fedclade does not know."""
 
     updates: Callable[[UpdateQuery], Updates]
     evaluation: Callable[[EvaluationQuery], Evaluation]
@@ -293,6 +352,7 @@ class Handlers:
     statistics: Callable[[StatisticsQuery], Statistics]
     shifts: Callable[[ShiftQuery], Tensor]
     descriptors: Callable[[DescriptorQuery], Tensor]
+    other: Callable[[Query[Any]], Any] = refuse_unknown
 
 
 class Ask(Protocol):

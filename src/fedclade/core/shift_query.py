@@ -22,6 +22,9 @@ class ShiftQuery(Query[Tensor]):
     Clients that do not reply have not shifted.
     """
 
+    mechanism = "none"
+    discloses = "shifts"
+
     round: int
     share: float
     by_label: bool

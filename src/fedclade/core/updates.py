@@ -21,6 +21,9 @@ DROPPED_OUT = "dropped out"
 TOO_LATE = "too late"
 """Why a client is left out that was not waited for."""
 
+FORBIDS = "the client's policy forbids"
+"""How a refusal begins by which the server sees that it will not get this answer, however often it asks."""
+
 KEEPS_NONE = "keeps no model of its own"
 """How the reason begins why a client is left out that should go on with its own model, and has lost it."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,15 +24,25 @@ SMALL_A = 36
 
 
 def load_digits(_data_dir: Path | None, _seed: int) -> Pool:
-    """Return the 1,797 handwritten digits that come with scikit-learn: 8×8, grey, every fifth held out as test."""
+    """Return the 1,797 handwritten digits that come with scikit-learn: 8×8, grey, every fifth held out as test.
+
+    They are cached, since importing scikit-learn takes two seconds of every process.
+    """
+    arrays = cached("digits", {"scikit-learn": version("scikit-learn")}, _bundled_digits)
+    x, y = torch.from_numpy(arrays["x"]), arrays["y"]
+    split = arrays["train"], arrays["test"]
+    return Pool("digits", x, torch.from_numpy(y), y, *split, 10, mean=0.3053, std=0.3759)
+
+
+def _bundled_digits() -> Arrays:
     from sklearn.datasets import load_digits as bundled
     from sklearn.model_selection import train_test_split
 
     data: Any = bundled()
     pixels = np.round(data.images * (255 / 16)).astype(np.uint8)  # scikit-learn counts ink from 0 to 16
-    x, y = torch.from_numpy(pixels[:, None]), data.target.astype(np.int64)
+    y = data.target.astype(np.int64)
     train, test = train_test_split(np.arange(len(y)), test_size=0.2, stratify=y, random_state=0)
-    return Pool("digits", x, torch.from_numpy(y), y, np.sort(train), np.sort(test), 10, mean=0.3053, std=0.3759)
+    return {"x": pixels[:, None], "y": y, "train": np.sort(train), "test": np.sort(test)}
 
 
 def load_mnist(data_dir: Path | None, _seed: int) -> Pool:

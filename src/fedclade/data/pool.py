@@ -43,6 +43,7 @@ class Columns:
     labels: tuple[str, ...] = ()
     mean: tuple[float, ...] | None = None  # of each input, before it was scaled; None if each client has its own
     std: tuple[float, ...] | None = None
+    scaled_by_client: bool = False  # whether each client's numbers were scaled by its own examples
 
     @property
     def are_scaled_together(self) -> bool:

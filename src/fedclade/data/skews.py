@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
-from scipy import ndimage
+import scipy
 
 from fedclade.core import Indices, require, rng
 from fedclade.data.pool import Pool
@@ -33,7 +33,7 @@ class Blurred:
 
     def __call__(self, images: Pixels, labels: Indices, rows: Indices) -> Pixels:
         """Return the images."""
-        return cast(Pixels, ndimage.gaussian_filter(images, (0, 0, self.sigma, self.sigma)))
+        return cast(Pixels, scipy.ndimage.gaussian_filter(images, (0, 0, self.sigma, self.sigma)))
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,8 @@ class Thick:
     def __call__(self, images: Pixels, labels: Indices, rows: Indices) -> Pixels:
         """Return the images."""
         size = (1, 1, 2 * abs(self.pixels) + 1, 2 * abs(self.pixels) + 1)
-        return cast(Pixels, (ndimage.grey_dilation if self.pixels > 0 else ndimage.grey_erosion)(images, size))
+        change = scipy.ndimage.grey_dilation if self.pixels > 0 else scipy.ndimage.grey_erosion
+        return cast(Pixels, change(images, size))
 
 
 def invert(pool: Pool, clusters: int, seed: int) -> list[View]:

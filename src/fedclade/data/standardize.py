@@ -48,7 +48,7 @@ def standardized(
         rows = _rows(client)
         scaled[rows] = ((x[rows] - by.mean) / by.std).to(x.dtype)
     columns = columns or Columns(tuple(f"x{place}" for place in range(x.shape[1])))
-    return scaled, _scaled_by(columns, together) if how == "federated" else columns
+    return scaled, _scaled_by(columns, together) if how == "federated" else replace(columns, scaled_by_client=True)
 
 
 def statistics(federation: Federation, query: StatisticsQuery) -> Statistics:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
 from fedclade.channel import (
+    SENSITIVITY,
     Budget,
     ExamplePrivacy,
     Ledger,
@@ -16,8 +18,16 @@ from fedclade.channel import (
     booked,
     booked_steps,
     check_local,
+    multiplier_for,
 )
 from fedclade.core import ConfigError
+from fedclade.flower.closed_scores import ScoreNoise
+
+SCORES_SHARE = 0.1
+"""Share of a client's ε that its scores may cost, unless its policy says what they may."""
+
+SCORES_EPSILON = 1.0
+"""What they may cost where the client's own ε has no bound."""
 
 
 def privatizing_of(
@@ -52,8 +62,39 @@ def privatizing_of(
             f"this client may spend ε = {budget.epsilon:g} of level {budget.level!r}, and the run's privacy.level is "
             f"{level!r}; to take part, set level={level!r} in its node config"
         )
-    of_releases, of_steps = folder / "privacy.json", folder / "example-privacy.json"
     if isinstance(privacy, ExamplePrivacy):
-        ledger = StepLedger(of_steps, budget, beside=Ledger(of_releases))
-        return booked_steps(privacy, ledger, "network", sizes)
-    return booked(privacy, Ledger(of_releases, budget, of_steps), "network")
+        return booked_steps(privacy, _step_ledger(folder, budget), "network", sizes)
+    return booked(privacy, _ledger(folder, budget), "network")
+
+
+def score_noise_of(
+    budget: Budget, folder: Path, *, most: int, epsilon: float | None = None, examples: int = 1
+) -> ScoreNoise:
+    """Return the noise with which ``most`` scores cost a client an ε together.
+
+    A score lies in [0, 1]. With other data in place of all that the client has, it may be any other number there; with
+    one of its ``examples`` of held-out data counted or not, a mean over them moves by their inverse.
+
+    Parameters
+    ----------
+    epsilon
+        What the scores may cost; None: :data:`SCORES_SHARE` of the budget.
+    """
+    if epsilon is None:
+        epsilon = SCORES_EPSILON if math.isinf(budget.epsilon) else SCORES_SHARE * budget.epsilon
+    z = multiplier_for(epsilon, most, budget.delta)
+    multiplier = z / SENSITIVITY  # standard deviation for a sensitivity of 1
+    if budget.level == "example":
+        steps = _step_ledger(folder, budget)
+        book = lambda count: steps.book(multiplier, {1.0: count}, "scores", 0)  # noqa: E731
+        return ScoreNoise(multiplier / max(1, examples), book)
+    releases = _ledger(folder, budget)
+    return ScoreNoise(multiplier, lambda count: releases.book(z, "scores", 0, count))
+
+
+def _ledger(folder: Path, budget: Budget) -> Ledger:
+    return Ledger(folder / "privacy.json", budget, folder / "example-privacy.json")
+
+
+def _step_ledger(folder: Path, budget: Budget) -> StepLedger:
+    return StepLedger(folder / "example-privacy.json", budget, beside=Ledger(folder / "privacy.json"))

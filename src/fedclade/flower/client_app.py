@@ -13,7 +13,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from fedclade.channel import Adversary, Budget, Mechanism
+from fedclade.channel import Adversary, Budget, ExamplePrivacy, Mechanism
 from fedclade.core import ConfigError, DataError, FedcladeError, ModelError, checked
 from fedclade.data import DataSchema, Federation, SchemaError, encode_by
 from fedclade.flower.client_handler import ClientHandler
@@ -26,7 +26,7 @@ from fedclade.flower.secret import read_secret
 from fedclade.flower.signing import signed, unsigned
 from fedclade.flower.wire import LONGEST_LOG_LINE, Content, clean, refusal
 from fedclade.models import LoRA, Parts, Preset
-from fedclade.runs import Maker
+from fedclade.runs import Maker, check_inputs_apart
 from fedclade.tasks import Task, build_task
 from fedclade.training import choose_device
 
@@ -109,8 +109,10 @@ def client_app(
 
     def make(context: Context, agreed: DataSchema | None) -> ClientHandler | Proposer:
         node = node_settings(context)
-        sharing = SchemaSharing(node["policy"], privacy is not None or budget is not None)
+        by_example = isinstance(privacy, ExamplePrivacy)
+        sharing = SchemaSharing(node["policy"], privacy is not None or budget is not None, by_example)
         federation = _federation(sharing.encode(partial(data_fn, context)))
+        check_inputs_apart(privacy, federation, agreed=True)  # its words are checked when it proposes them
         if agreed is not None:
             federation = sharing.encode(partial(encode_by, federation, agreed))
         elif federation.encoding is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -20,33 +22,49 @@ from fedclade.channel import (
     Mechanism,
     Middleware,
     Permutation,
+    SignSketch,
     Sketch,
     check_encoding,
     client_side,
+    refusal,
 )
-from fedclade.core import OWN, DataError, EvaluationQuery, FedcladeError, Split, UpdateError, Updates, importing_only
+from fedclade.core import (
+    FORBIDS,
+    OWN,
+    ConfigError,
+    DataError,
+    EvaluationQuery,
+    FedcladeError,
+    Split,
+    UpdateError,
+    Updates,
+    importing_only,
+)
 from fedclade.data import DataSchema, Federation
 from fedclade.flower import descriptors, wire
-from fedclade.flower.asked import maker_of, read_sketch
-from fedclade.flower.booking import privatizing_of
+from fedclade.flower.asked import maker_of, read_patterns, read_signs, read_sketch
+from fedclade.flower.booking import privatizing_of, score_noise_of
+from fedclade.flower.closed_scores import ClosedScores, is_mean
+from fedclade.flower.data_splits import SplitLog
 from fedclade.flower.keys import Key
+from fedclade.flower.kinds import KINDS
 from fedclade.flower.models_sent import models_of_mixture, read_mixture
 from fedclade.flower.node_store import NodeStore, uses_kept
-from fedclade.flower.policy import Policy
+from fedclade.flower.policy import NotDisclosedError, Policy
 from fedclade.flower.private_replies import ErrorShield, without_details
 from fedclade.flower.residuals import Residuals
 from fedclade.flower.schema_exchange import encoding_digest
 from fedclade.flower.secret import secret_digest, secret_model, seed_of
 from fedclade.flower.secure.member import Member, joined, training_of
-from fedclade.flower.secure.terms import STAGES
 from fedclade.flower.shifts import read_query
+from fedclade.flower.sketch_log import Projection, Sketched, SketchLog
 from fedclade.flower.statistics import as_values
 from fedclade.flower.trainer import Trainer
 from fedclade.flower.training_asked import TrainingAsked
 from fedclade.flower.usage import Usage, UsageLog, cost_of
 from fedclade.flower.wire import Content, shown
 from fedclade.models import Parts
-from fedclade.runs import Maker
+from fedclade.runs import Maker, check_inputs_apart
 from fedclade.tasks import FittedTask, Task
 from fedclade.training import PrivateSteps, SimulatedClients, note_unsent_buffers
 
@@ -93,6 +111,10 @@ class ClientHandler:
         self._encoding = encoding_digest(federation.pool, agreed)
         self._policy, self._usage_log = policy or Policy(), UsageLog(folder)
         self._policy.check_keys_known(peers is not None)
+        self._splits = SplitLog(folder, self._data.key, self._policy, self._usage_log)
+        self._sketch_log = SketchLog(folder)
+        # Whether nothing leaves it in clear but what its policy names.
+        self._is_closed = self._policy.is_closed(private=privacy is not None)
         self._member = Member(self._policy, peers, folder)
         self._imports = {*self._policy.imports, *([model] if isinstance(model, str) else [])}
         module, parts = self._make(seed), parts or Parts()
@@ -110,7 +132,7 @@ class ClientHandler:
                 task=task,
                 personal=personal,
                 private=private,
-                always_replies=privacy is not None,
+                always_replies=self._is_closed,
             )
 
         self._trainer = Trainer(federation, task or Task(), workers)
@@ -119,6 +141,7 @@ class ClientHandler:
             self._permutation = Permutation(seed_of(secret), self._layout.size, self._layout.n_parameters)
         private = privatizing_of(privacy, budget, folder, {self._data.id: len(self._data.train)})
         self._is_private = private is not None
+        check_inputs_apart(privacy, federation, agreed=agreed is not None)
         self._shields: list[Middleware] = []
         if isinstance(privacy, DifferentialPrivacy):
             self._shields.append(ErrorShield(self._layout, len(self._data.train), self._data.key))
@@ -128,6 +151,35 @@ class ClientHandler:
         self._exact = Residuals(folder, "float32", self._layout, mechanism)
         self._sums = self._clients().ask(self._trainer.needs) if self._trainer.needs_all else None
         self._kept = NodeStore(folder)
+        self._scores = self._closed_scores(budget) if self._is_closed else None
+
+    def _closed_scores(self, budget: Budget | None) -> ClosedScores | None:
+        """Return how it answers with scores, if its policy discloses them; None if it does not.
+
+        Raises
+        ------
+        ConfigError
+            If noise cannot hide scores by the metric, as it has no bounds.
+        """
+        metric = self._trainer.task.metrics[0]
+        if "scores" not in self._policy.disclose:
+            return None
+        if budget is None or self._folder is None:
+            return ClosedScores(metric)
+        if not metric.share:
+            raise ConfigError(
+                f"this client discloses its scores, and the first metric, {metric.name!r}, has no bounds, so no noise "
+                "can hide what they tell; leave scores out of disclose in its node config, or set task.metrics to "
+                "begin with one in [0, 1], such as 'accuracy'"
+            )
+        most, epsilon = self._policy.most_scores(private=True), self._policy.scores_epsilon
+        examples = self._fewest_scored() if is_mean(metric, self._trainer.task.kind) else 1
+        noise = score_noise_of(budget, self._folder, most=most, epsilon=epsilon, examples=examples)
+        return ClosedScores(metric, noise)
+
+    def _fewest_scored(self) -> int:
+        """Return how many examples it is scored on at least."""
+        return min([len(rows) for rows in (self._data.test, self._data.validation) if len(rows)], default=1)
 
     def answer(self, content: Content, state: RecordDict | None = None, key: Key | None = None) -> RecordDict:
         """Return the reply to a query, which counts in the client's policy as soon as the query is accepted.
@@ -151,8 +203,8 @@ class ClientHandler:
         answers: Mapping[str, Callable[[Content], RecordDict]] = {
             "hello": self._register,
             "initial": self._initial,
-            "train": self._train,
-            "gradients": self._train,
+            "train": lambda content: self._train(content, state),
+            "gradients": lambda content: self._train(content, state),
             "evaluate": self._evaluate,
             "subspaces": self._subspaces,
             "statistics": self._statistics,
@@ -161,30 +213,42 @@ class ClientHandler:
             "keys": lambda content: member.keys(content, state, key),
             "shares": lambda content: member.shares(content, state, key),
             "masked": lambda _: member.masked(
-                whole, state, key, train=self._trained_for_sum, n_parameters=self._layout.n_parameters
+                whole,
+                state,
+                key,
+                train=partial(self._trained_for_sum, state=state),
+                n_parameters=self._layout.n_parameters,
             ),
             "agree": lambda content: member.agree(content, state, key),
             "unmask": lambda content: member.unmask(content, state),
         }
         kind = content.get("what", str)
-        if kind not in answers:
-            raise UpdateError(f"asked for {shown(kind)}, which is none of {', '.join(answers)}")
+        if kind not in KINDS:
+            raise UpdateError(f"asked for {shown(kind)}, which is none of {', '.join(KINDS)}")
+        entry = KINDS[kind]
         mine = wire.layout_digest(self._layout)
         if kind != "hello" and (theirs := content.get("layout", str)) != mine:
             raise UpdateError(f"asked about a model of structure {theirs}, and has one of structure {mine}")
-        self._policy.check_kind("train" if kind in STAGES else kind)
-        answered = answers[kind]
+        self._policy.check_kind(kind)
+        self._policy.check_declared(kind, private=self._is_private)
+        self._check_disclosed(kind, content)
+        answered = answers[kind] if entry.answer is None else partial(entry.answer, self._clients(), self._data.id)
         if kind == "masked":
             kind, content = "train", training_of(content)
         elif not (kind in ("train", "gradients") and content.get("own", bool) and not content.get("shares", bool)):
             self._policy.check_masked(kind)
-        if self._trainer.needs_all and kind in ("train", "gradients", "evaluate", "subspaces", "descriptors"):
+        if self._trainer.needs_all and entry.takes_sums:
             self._trainer.take(content.values)
         # Count the query before anything is computed: one that fails half-way must not be free.
-        cost = cost_of(kind, content)
-        if cost != Usage():
+        cost = cost_of(kind, content) if entry.answer is None else Usage(releases=1)
+        is_exact = whole.values["what"] == "train" and not self._is_private
+        is_repeated = is_exact and self._splits.is_repeated(content, state)
+        if cost != Usage() and not is_repeated:
             self._usage_log.book(cost, self._check_usage, state)
-        if keeps := uses_kept(kind, content, bool(self._layout.personal)):
+        keeps = uses_kept(kind, content, bool(self._layout.personal))
+        if is_exact and not is_repeated and not keeps:
+            self._splits.remember(content, state)
+        if keeps:
             self._kept.open(self._trainer.workers.store, content.get("run", str), state)
         with importing_only(self._imports):  # a server's message names nothing else that is imported here
             answer = answered(content)
@@ -193,7 +257,30 @@ class ClientHandler:
         return answer
 
     def _check_usage(self, usage: Usage) -> None:
-        self._policy.check_usage(usage, len(self._data.train))
+        self._policy.check_usage(usage, len(self._data.train), private=self._is_private)
+
+    def _check_disclosed(self, kind: str, content: Content) -> None:
+        """Check that what an answer discloses may leave the client in clear."""
+        query = KINDS[kind].query
+        if query is None or not self._is_closed:
+            return
+        if self._is_private and query.mechanism == "none":
+            if KINDS[kind].answer is not None:
+                raise refusal(f"{query.discloses}, which the question {kind!r} is about")
+            return  # what it passes refuses it, and says what it is
+        if kind == "evaluate":
+            if self._is_private and content.get("split", str) == "train":
+                return  # as above
+            self._check_scores(content)
+        self._policy.check_disclosed(query.discloses, f"the question {kind!r}", private=self._is_private)
+
+    def _check_scores(self, content: Content) -> None:
+        """Check that a question for scores is about held-out data, and about nothing but scores."""
+        because = "a privacy budget" if self._is_private else "secure-aggregation"
+        if content.get("split", str) == "train":
+            raise NotDisclosedError(f"{FORBIDS} scores on training data to a client with {because}")
+        if content.get("compares", bool):
+            raise NotDisclosedError(f"{FORBIDS} to count for how many examples each model is best, with {because}")
 
     def _held(self, federation: Federation) -> Federation:
         """Return the data that it trains and evaluates on."""
@@ -238,13 +325,18 @@ class ClientHandler:
         self._policy.check_sum(len(self._data.train))
         return wire.record(as_values(self._sums))
 
-    def _trained(self, content: Content) -> Updates:
-        """Train, or take the gradient, as a question says; return the one update, with what is compared of parts."""
-        asked = TrainingAsked.read(content, self._policy, len(self._data.train), self._federation.pool.schema.labels)
+    def _trained(self, content: Content, state: RecordDict | None, sketch: Sketch | None = None) -> Updates:
+        """Train, or take the gradient, as a question says; return the one update, with what is compared of parts.
+
+        Parts are compared by a ``sketch``, and by all their numbers without one.
+        """
+        examples = len(self._data.train)
+        asked = TrainingAsked.read(content, self._policy, examples, self._federation.pool.schema.labels)
+        asked = replace(asked, round=self._splits.admit(asked.round, examples, state))
         models = self._models(content, asked.sent)
         ids, rows = [self._data.id], [OWN if asked.goes_on else 0]
         if asked.kind == "train":
-            sketch = self._sketch(content) if asked.round.replicates > 1 else None
+            sketch = sketch if asked.round.replicates > 1 else None
             anchors = [len(asked.sent) - 1] if asked.sent and asked.mixture is None else None
             updates = self._clients(sketch).train(
                 ids, models, rows, asked.round, anchors, own=asked.own, shares=asked.shares, mixture=asked.mixture
@@ -255,9 +347,12 @@ class ClientHandler:
             raise UpdateError(updates.left_out[self._data.id])
         return updates
 
-    def _train(self, content: Content) -> RecordDict:
-        updates, mixture = self._trained(content), models_of_mixture(content)
-        loss = float(updates.losses[0])
+    def _train(self, content: Content, state: RecordDict | None) -> RecordDict:
+        in_parts = content.get("replicates", int) > 1
+        sketch = self._sketch(content) if in_parts and content.get("what", str) == "train" else None
+        updates, mixture = self._trained(content, state, sketch), models_of_mixture(content)
+        # The loss of a model that the client keeps is one of its training data, which nothing masks.
+        loss = math.nan if self._is_closed else float(updates.losses[0])
         residuals = self._residuals if content.values["replicates"] == 1 else self._exact  # with signatures behind it
         sizes = updates.required_deltas.shape[1], updates.n_parameters
         names = list(map(str, range(mixture))) or ["model"]
@@ -277,18 +372,35 @@ class ClientHandler:
             else {"update": residuals.encoded(updates.required_deltas[0], what, sizes if mixture else None)},
         )
 
-    def _trained_for_sum(self, content: Content) -> Updates:
-        """Train as :meth:`_trained` does; a sketch of the whole update comes last, if that is compared."""
+    def _trained_for_sum(self, content: Content, state: RecordDict | None = None) -> Updates:
+        """Train as :meth:`_trained` does; signs of a sketch of the whole update come last, if that is compared."""
         if content.get("own", bool) or models_of_mixture(content):
             raise UpdateError("asked to add up something else than the updates of one model that is sent")
-        updates = self._trained(content)
-        if not content.get("signs", bool) or (sketch := self._sketch(content)) is None:
+        replicates, signs = content.get("replicates", int), content.get("signs", bool)
+        parts = replicates if replicates > 1 and content.get("compares_parts", bool) else 0
+        sketch = self._signs(content, parts + signs, state) if parts or signs else None
+        updates = self._trained(content, state, sketch)
+        if not signs or sketch is None:
             return updates
         update = updates.required_deltas[:, : updates.n_parameters]
         return joined(updates, sketch.apply(update))
 
     def _sketch(self, content: Content) -> Sketch | None:
         return read_sketch(content, content.get("seed", int), self._layout, self._permutation is not None)
+
+    def _signs(self, content: Content, count: int, state: RecordDict | None) -> SignSketch:
+        """Return what is compared of a masked update and its parts, ``count`` times, after it has been counted."""
+        seed, permuted = content.get("seed", int), self._permutation is not None
+        dim, D = content.get("dim", int), self._layout.n_parameters
+        self._policy.check_clear(count * max(0, dim), D)
+        sketch = read_signs(content, seed, self._layout, permuted)
+        projection = Projection(seed, dim, read_patterns(content, permuted))
+
+        def check(sketched: Sketched) -> None:
+            self._policy.check_sketches(sketched.directions, sketched.sketches, D)
+
+        self._sketch_log.book(projection, count, check, state)
+        return sketch
 
     def _evaluate(self, content: Content) -> RecordDict:
         split = content.get("split", str)
@@ -303,6 +415,8 @@ class ClientHandler:
         rows = rows if mixture is None else [0]
         ids, compares = [self._data.id] * len(rows), content.get("compares", bool)
         query = EvaluationQuery(ids, models, rows, split, compares, mixture)  # pyright: ignore[reportArgumentType]  (checked)
+        if self._scores is not None:
+            return wire.record({"scores": self._scores.replied(len(rows), lambda: self._clients().ask(query))})
         scores = self._clients().ask(query)
         lists = {"scores": scores.scores.flatten(), "losses": scores.losses, "examples": scores.examples}
         lists |= {} if scores.wins is None else {"wins": scores.wins}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from fedclade.algorithms import Algorithm, State
 from fedclade.channel import Channel
-from fedclade.core import Clients, Disconnected, Event, ParameterTree, Reconnected, Refused, Round, UpdateError
+from fedclade.core import Clients, Disconnected, Event, ParameterTree, Reconnected, Refused, Round, UpdateError, Waiting
 from fedclade.flower.node_registry import NodeRegistry
 from fedclade.runs import ComingAndGoing
+
+_log = logging.getLogger(__name__)
 
 
 class ConnectedClients(Channel, ComingAndGoing):
@@ -26,7 +29,7 @@ class ConnectedClients(Channel, ComingAndGoing):
 
     def begin(self, algorithm: Algorithm, state: State, this_round: Round) -> tuple[State, list[Event]]:
         """Begin a round: add the clients that have joined; return the next state and the events."""
-        self._registry.update()
+        self._registry.begin(this_round.number)
         if not self._registry.connected:
             self._registry.wait(1, self._wait)
         changes = self._registry.changes()
@@ -39,6 +42,14 @@ class ConnectedClients(Channel, ComingAndGoing):
         ]
         if changes.refused:
             events.append(Refused(0, dict(changes.refused)))
+        if changes.postponed:
+            events.append(Waiting(0, tuple(changes.postponed)))
+            _log.warning(
+                "%d newcomers wait for a later round, as network.newcomers = %g allows no more at once; list the keys "
+                "of the clients in network.keys, or raise it",
+                len(changes.postponed),
+                self._registry.newcomers,
+            )
         known = state.tree.leaf_of
         if new := [client for client in self.ids if client not in known]:
             state, joined = algorithm.join(state, new, self, this_round)

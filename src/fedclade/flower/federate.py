@@ -19,8 +19,10 @@ from fedclade.channel import (
     Channel,
     ExamplePrivacy,
     Limiting,
+    MatchingParts,
     Meter,
     Nothing,
+    OpposingUpdates,
     Retrying,
     Streaming,
     Timing,
@@ -36,8 +38,9 @@ from fedclade.flower.exchange import Exchange
 from fedclade.flower.grid_clients import GridClients
 from fedclade.flower.initial_models import drawn_by_clients
 from fedclade.flower.keys import read_keys
+from fedclade.flower.newcomers import NewcomerLimit
 from fedclade.flower.node_registry import NodeRegistry
-from fedclade.flower.secure.fits import check_sums
+from fedclade.flower.secure.fits import announcement, check_sums, with_signs
 from fedclade.flower.secure.setting import SecureAggregation
 from fedclade.flower.secure.terms import SecureRules
 from fedclade.runs import (
@@ -94,6 +97,10 @@ class Network:
     keys
         A file that lists the clients, with number and public key each; no others are admitted. Without one, a key is
         the client's that first joins with it.
+    newcomers
+        Without ``keys``: how many newcomers there may be at once, as a share of the other clients that are connected,
+        but two in any case. A client is one for its first ten rounds, unless it was there when the first round began.
+        Others wait. Infinity is no limit, and 0 admits nobody.
     largest_weight, largest_norm
         What those of :class:`~fedclade.Aggregation` are over a network, unless they say something else themselves.
     secure_aggregation
@@ -119,6 +126,7 @@ class Network:
     deadline: float = 600.0
     identity: Identity = "node"
     keys: str | None = None
+    newcomers: float = 0.25
     largest_weight: float = 2.0
     largest_norm: float = 20.0
     secure_aggregation: bool = False
@@ -133,6 +141,7 @@ class Network:
             ("network.wait", self.wait, self.wait > 0, "greater than 0"),
             ("network.deadline", self.deadline, self.deadline > 0, "greater than 0"),
             ("network.identity", self.identity, self.identity in ("node", "number"), "'node' or 'number'"),
+            ("network.newcomers", self.newcomers, self.newcomers >= 0, "at least 0"),
             ("network.largest_weight", self.largest_weight, self.largest_weight >= 1, "at least 1"),
             ("network.largest_norm", self.largest_norm, self.largest_norm >= 1, "at least 1"),
             *self.rules.checks(self.clients if self.secure_aggregation else None),
@@ -145,8 +154,10 @@ class Network:
 
     @property
     def described(self) -> dict[str, Any]:
-        """What a run's config notes: nothing of secure aggregation without it, as before there was any."""
+        """What a run's config notes: what earlier versions did not know only where it is set."""
         told = asdict(self)
+        if self.newcomers == Network.newcomers:
+            del told["newcomers"]
         return {name: told[name] for name in told if self.secure_aggregation or not name.startswith("secure_")}
 
 
@@ -227,7 +238,11 @@ def federate(
     settings.check_algorithm(algorithm, len(joined))
     settings.check_enough(len(joined))
     if network.secure_aggregation:
-        check_sums(settings, algorithm)
+        settings = with_signs(settings)
+        check_sums(settings, algorithm, len(joined))
+        weighs = settings.task.class_weights == "balanced"
+        if disclosed := announcement(settings, algorithm, statistics=registry.scaled or weighs):
+            _log.warning(disclosed)
     task = settings.task.of(joined.schema)
     registry.check_task(task.described)
     metric_named(task.metrics, settings.chosen_by, "stop.metric")
@@ -244,6 +259,8 @@ def federate(
     data = {"name": joined.schema.data, "description": joined.description}
     config = config or settings.as_config(algorithm, task, "auto", data=data, model=name)
     config = {"network": network.described, **config, **settings.stopping_noted}
+    if network.secure_aggregation:
+        config["signature"] = asdict(settings.signature)
     _check_keeps_best(settings, algorithm, layout)
     every, fingerprint = settings.checkpoint_every, lambda: _fingerprint(joined.schema, layout)
     checkpointer = Checkpointer(path, config, every, fingerprint, finish=finish)
@@ -275,7 +292,16 @@ def federate(
     compared = Nothing() if streams and sketch is None else sketch  # an algorithm that compares has one
     limiting = Limiting.within(limits, layout.n_parameters, lambda: joined.sizes)
     streaming = Streaming() if streams else None
-    arrival = server_side(retrying, compared, streaming, limiting, settings.aggregate)
+    opposed = settings.aggregate.looks_for_opposed(untrusted=True, clients_choose=algorithm.clients_choose)
+    arrival = server_side(
+        retrying,
+        compared,
+        streaming,
+        limiting,
+        settings.aggregate,
+        matching=MatchingParts(parted_by),
+        opposing=OpposingUpdates(settings.aggregate.byzantine) if opposed and not streams else None,
+    )
     middleware = [Timing(meter), *([retrying] if is_secure else arrival)]
     if registry.secret and not finish:
         drawn = drawn_by_clients(grid_clients, algorithm.initial_models)  # those of the server's seed are no secret
@@ -293,7 +319,7 @@ def federate(
 def _registry(exchange: Exchange, network: Network, folder: Path | None, declared: DataSchema | None) -> NodeRegistry:
     """Return the clients of the run: those of its folder, or the first to connect."""
     keys = None if network.keys is None else read_keys(Path(network.keys))
-    registry = NodeRegistry(exchange, network.identity, keys, declared)
+    registry = NodeRegistry(exchange, network.identity, keys, declared, NewcomerLimit(network.newcomers))
     if folder is not None:
         registry.load(folder)
     if not registry.settled:

@@ -16,14 +16,34 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedclade.algorithms import ALGORITHMS
-from fedclade.channel import Budget, check_encoding, check_local
-from fedclade.config import Config, check_config
-from fedclade.core import ConfigError, DataError, UntrustedNameError, check_arguments, importing_only, installed, shown
-from fedclade.data import DataSchema, Federation, FilesSettings, TableSource, encode_by, read_declared
+from fedclade.channel import Budget, ExamplePrivacy, check_encoding, check_local
+from fedclade.config import SECTIONS, Config, TopLevel, check_config
+from fedclade.core import (
+    ConfigError,
+    DataError,
+    UntrustedNameError,
+    check_arguments,
+    importing_only,
+    installed,
+    shown,
+    unknown,
+)
+from fedclade.data import (
+    PARTITIONS,
+    SHIFTS,
+    SOURCES,
+    DataSchema,
+    Federation,
+    FilesSettings,
+    TableSource,
+    encode_by,
+    read_declared,
+)
 from fedclade.flower.client_app import NodeSettings, app_for, node_settings
 from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.federate import ModelFor, Network, federate
 from fedclade.flower.schema_exchange import Proposer, SchemaSharing
+from fedclade.flower.secure.fits import check_sums, with_signs
 from fedclade.flower.server_app import app_of, print_round
 from fedclade.models import Preset
 from fedclade.runs import Callback, Run, read_run_config
@@ -43,6 +63,26 @@ LISTS = (
     "signature.of",
 )
 """Lists of a config, which a run config has as strings with commas, as it holds no lists."""
+
+DATA_KEYS = frozenset(
+    {
+        # of data sets that are divided among clients
+        *("name", "clients", "samples_per_client", "partition", "shift", "clusters", "validation_fraction"),
+        *("test_samples", "test_fraction", "scaling", "augment", "drift", "views"),
+        # of single data sets
+        *("characters", "task", "sequence_length", "vocabulary_size", "vectors", "alpha", "beta", "max_samples"),
+        # of partitions and shifts
+        *("tests", "labels_per_client", "min_samples", "balanced", "shards_per_client", "exponent", "sigma"),
+        *("strength", "kind", "level"),
+        # of clients' own files
+        *("files", "folder", "target", "client", "inputs", "text", "drop", "separator", "decimal", "encoding", "dates"),
+        *("schema", "standardize", "max_words", "inputs_are"),
+    }
+)
+"""Keys of ``[data]`` that a run config may set. Data of a user's own code or of an installed package has others."""
+
+DATA_PATHS = {"files": "pattern", "folder": "path", "vectors": "path"}
+"""Keys of ``[data]`` that name files. A client looks for them in its own data folder alone."""
 
 AT_ONCE = 1e-3
 """Seconds to wait for clients where there are none."""
@@ -73,12 +113,14 @@ class RunConfig:
     @classmethod
     def read(cls, run_config: UserConfig) -> RunConfig:
         """Check a run config of ``rounds``, ``algorithm.name`` and so on; a ConfigError has all problems."""
+        check_keys(run_config)
         raw: dict[str, Any] = {}
         for key, value in run_config.items():
-            *sections, name = key.split(".")
-            if len(sections) > 1:
-                raise ConfigError(f"the run config takes section.key, got {key!r}")
-            (raw.setdefault(sections[0], {}) if sections else raw)[name] = _listed(key, _unpacked(value))
+            section_name, _, name = key.rpartition(".")
+            if section_name:
+                raw.setdefault(section_name, {})[name] = _listed(key, _unpacked(value))
+            else:
+                raw[name] = value
         section = raw.pop("network", {})
         problems: list[str] = []
         found: list[Any] = []
@@ -88,9 +130,6 @@ class RunConfig:
             except ConfigError as error:
                 problems.append(str(error))
         problems += [
-            f"[{name}] is for simulations, where clients only act; leave it out" for name in SIMULATED if name in raw
-        ]
-        problems += [
             f"network.encoding = {apps.encoding!r} is for updates that are sent one by one, and those of "
             "network.secure_aggregation = true are whole numbers of 32 bits; leave it out"
             for network, apps in (each for each in found if isinstance(each, tuple))
@@ -98,12 +137,53 @@ class RunConfig:
         ]
         if problems:
             raise ConfigError("\n".join(problems))
-        return cls(found[0], *found[1])
+        read = cls(found[0], *found[1])
+        if read.network.secure_aggregation:
+            config = read.config
+            check_sums(with_signs(config.settings), config.built_algorithm({}), config.data.get("clients") or 0)
+        return read
 
     def as_dict(self) -> dict[str, Any]:
         """Return the config with every default filled in, as a run folder has it."""
         apps = {name: value for name, value in asdict(self.apps).items() if name != "finish"}
         return {**self.config.as_dict(), "network": {**self.network.described, **apps}}
+
+
+def check_keys(run_config: UserConfig) -> None:
+    """Check that a run config sets only keys that it may set; nothing that it names is opened or imported.
+
+    A table given as text stands for the value of one key, and never for a whole section: the keys in it would escape
+    this check.
+
+    Raises
+    ------
+    ConfigError
+        If it does not; a line for each key.
+    """
+    top = [field.name for field in fields(TopLevel)]
+    allowed = [name for name in (*SECTIONS, "network") if name not in SIMULATED]
+    problems: dict[str, None] = {}  # each once, in their order
+    for key in run_config:
+        *sections, name = key.split(".")
+        if len(sections) > 1 or (not sections and name in (*allowed, *SIMULATED)):
+            problems[f"the run config takes section.key, got {key!r}"] = None
+        elif not sections and name not in top:
+            problems[f"the run config: {unknown('key', name, top)}"] = None
+        elif sections and sections[0] in SIMULATED:
+            why = f"[{sections[0]}] is for simulations, where clients only act; leave it out"
+            problems[why] = None
+        elif sections and sections[0] not in allowed:
+            problems[unknown("section", sections[0], allowed)] = None
+        elif sections == ["data"] and name not in DATA_KEYS and not _has_own_data_code(run_config):
+            problems[f"[data] of a run config: {unknown('key', name, DATA_KEYS)}"] = None
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _has_own_data_code(run_config: UserConfig) -> bool:
+    """Return whether data, partition or shift are a user's own or a package's, whose keys only their code knows."""
+    known = {"name": SOURCES, "partition": PARTITIONS, "shift": SHIFTS}
+    return any(run_config.get(f"data.{key}", next(iter(names))) not in names for key, names in known.items())
 
 
 def _listed(key: str, value: object) -> object:
@@ -229,18 +309,15 @@ def client_app_from_config(imports: Sequence[str] = ()) -> ClientApp:
         place = context.node_config.get("data-dir") or os.environ.get("FEDCLADE_DATA_DIR")
         folder = None if place is None else str(place)
         is_declared = _drop_schema(run_config)
-        if "data.files" in run_config:
-            _find_files(run_config, folder, context.node_config.get("data-files"))
-        if "data.folder" in run_config:
-            of_folder = str(run_config["data.folder"])
-            within = _data_folder(folder, of_folder, "data.folder should be a path")
-            run_config["data.folder"] = str(within / of_folder)
+        check_keys(run_config)
+        _confine_paths(run_config, folder, context.node_config.get("data-files"))
         read = RunConfig.read(run_config)
         if (number := settings["number"]) is None:
             raise DataError("a node of this app needs partition-id in its node config, to know whose data it has")
         privacy = check_local(read.config.privacy.mechanism)
         budget = budget_of(context)
-        sharing = SchemaSharing(settings["policy"], privacy is not None or budget is not None)
+        by_example = isinstance(privacy, ExamplePrivacy)
+        sharing = SchemaSharing(settings["policy"], privacy is not None or budget is not None, by_example)
         declared = agreed if is_declared else None
         data = sharing.encode(partial(_load, tuple(run_config.items()), folder, declared))
         if isinstance(data, TableSource):
@@ -284,17 +361,25 @@ def _drop_schema(run_config: dict[str, Any]) -> bool:
     return bool(keys)
 
 
-def _find_files(run_config: dict[str, Any], folder: str | None, own_files: object) -> None:
-    """Write into a run config where a node finds its files; its node config may name its own by ``data-files``."""
-    files = str(run_config["data.files"])
-    title = FilesSettings(files=files, target="").title
-    run_config.setdefault("data.name", title)  # of the run, and not of the node's folder
-    run_config["data.files"] = _files_in(folder, files if own_files is None else str(own_files))
+def _confine_paths(run_config: dict[str, Any], folder: str | None, own_files: object) -> None:
+    """Write into a run config where a node finds what :data:`DATA_PATHS` name: in its data folder alone.
 
-
-def _files_in(folder: str | None, files: str) -> str:
-    """Return where a node finds files: whoever wrote the run config names none outside the node's data folder."""
-    return str(Path(glob.escape(str(_data_folder(folder, files, "data.files should be a pattern")))) / files)
+    The node config may name the node's own file by ``data-files``.
+    """
+    for name, rule in DATA_PATHS.items():
+        key = f"data.{name}"
+        if key not in run_config:
+            continue
+        path = str(run_config[key])
+        if name == "files":
+            title = FilesSettings(files=path, target="").title
+            run_config.setdefault("data.name", title)  # of the run, and not of the node's folder
+            path = path if own_files is None else str(own_files)
+        place = str(_data_folder(folder, path, f"{key} should be a {rule}"))
+        if name == "files":
+            run_config[key] = str(Path(glob.escape(place)) / path)
+        elif name == "folder":
+            run_config[key] = str(Path(place) / path)
 
 
 def _data_folder(folder: str | None, path: str, rule: str) -> Path:

@@ -27,15 +27,18 @@ class LyingHandler(ClientHandler):
     """A :class:`ClientHandler` that is an adversary, whatever its ``share``.
 
     It knows no other client, so it can neither go by their updates, nor see when its cluster has gone apart; and γ of
-    its backdoor is 1 by default. A ConfigError says so.
+    its backdoor is 1 by default. A ConfigError says so. Queries for scores, subspaces and descriptors name no round:
+    its answers to them are false once it has trained in the round that it begins in, or from the start if that is the
+    first.
     """
 
     def __init__(
         self, federation: Federation, model: nn.Module | str | Maker, *, adversary: Adversary, **settings: Any
     ) -> None:
         kind, rule = adversary.kind, "one that needs no other clients, where each is alone"
+        is_adversary = bool(kind or adversary.lies)
         require(
-            ("adversary.kind", kind, bool(kind) and not adversary.knowing and adversary.cluster is None, rule),
+            ("adversary.kind", kind, is_adversary and not adversary.knowing and adversary.cluster is None, rule),
             ("adversary.sleeper", adversary.sleeper, not adversary.sleeper, "false over a network; set from_round"),
         )
         self._adversary = adversary
@@ -43,10 +46,12 @@ class LyingHandler(ClientHandler):
         self._lying.begin(1)
         super().__init__(federation, model, **settings)
         self._client_side = partial(self._client_side, lying=self._lying)
+        if self._trainer.needs_all:  # its sums were those of an honest client until now
+            self._sums = self._clients().ask(self._trainer.needs)
 
     def answer(self, content: Content, state: RecordDict | None = None, key: Key | None = None) -> RecordDict:
         """Return the answer to a query, which may be a lie from some round on; see :class:`ClientHandler`."""
-        if content.get("what", str) in ("train", "gradients", "masked"):
+        if content.get("what", str) in ("train", "gradients", "masked", "shifts"):
             self._lying.begin(content.get("round", int))
         return super().answer(content, state, key)
 

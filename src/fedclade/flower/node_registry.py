@@ -6,7 +6,7 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from fedclade.flower import wire
 from fedclade.flower.admission import Admission, Identity
 from fedclade.flower.clients_file import SavedClients
 from fedclade.flower.exchange import Exchange
+from fedclade.flower.newcomers import NewcomerLimit
 from fedclade.flower.registration import RegisteredClient, Registration
 from fedclade.flower.schema_exchange import read_proposal, write_agreed
 from fedclade.flower.signing import Request
@@ -37,11 +38,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Changes:
-    """Clients that went or came back, and why nodes were refused. New clients are in the registry."""
+    """Clients that went or came back, and nodes that were refused or have to wait. New clients are in the registry."""
 
     disconnected: list[int] = field(default_factory=list[int])
     reconnected: list[int] = field(default_factory=list[int])
     refused: dict[int, str] = field(default_factory=dict[int, str])
+    postponed: list[int] = field(default_factory=list[int])
+    """Nodes of newcomers that wait for a later round, if these are others than before."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,8 @@ class NodeRegistry:
     declared
         The schema that all clients encode their data by, where an operator declares one. Otherwise the first clients
         agree on one, if their data has named columns or is texts.
+    newcomers
+        How many clients may join once the first round has begun; without a list of keys alone.
     """
 
     def __init__(
@@ -83,8 +88,14 @@ class NodeRegistry:
         identity: Identity = "node",
         keys: Mapping[str, int] | None = None,
         declared: DataSchema | None = None,
+        newcomers: NewcomerLimit | None = None,
     ) -> None:
         self._exchange = exchange
+        self._limit = newcomers if newcomers is not None and keys is None else NewcomerLimit()
+        self._round = 0
+        """The round that is going on; 0 before the first."""
+        self._postponed: frozenset[int] = frozenset()
+        """Nodes of newcomers that wait for a later round, at the last changes()."""
         self.run = secrets.token_hex(8)  # its name to clients; the same when it goes on
         self._admission = Admission(identity, keys)
         self._registered: dict[int, RegisteredClient] = {}
@@ -150,6 +161,11 @@ class NodeRegistry:
         return found
 
     @property
+    def newcomers(self) -> float:
+        """Newcomers that are allowed at once, as a share of the other clients; infinity if there is no limit."""
+        return self._limit.share
+
+    @property
     def connected(self) -> list[int]:
         """The clients that are connected."""
         return [client for client, one in self._registered.items() if one.node in self._connected]
@@ -211,13 +227,31 @@ class NodeRegistry:
             self._exchange.sleep(REFRESH_EVERY)
             late = self._exchange.clock() >= end
 
+    def begin(self, number: int) -> None:
+        """Begin a round: admit clients that have registered, as far as the limit on newcomers allows."""
+        self._round = number
+        self.update()
+
     def update(self, enough: int = 1) -> None:
         """See which clients are connected, and admit those that have registered: the first once there are enough."""
         self.refresh()
         if self._proposals and len(self._proposals) + len(self._waiting) >= enough:
             self._agree()
         if self._waiting and (self.settled or len(self._waiting) >= enough):
-            self._admit(self._waiting)
+            self._admit(self._with_room())
+
+    def _with_room(self) -> list[Registration]:
+        """Return those of the registrations that wait for which there is room, in the order in which they came."""
+        room = self._limit.room(self._round, self._registered, self._connected)
+        if room is None:
+            return self._waiting
+        admitted: list[Registration] = []
+        for one in self._waiting:
+            is_known = self._admission.numbered(one, self._registered).number in self._registered
+            if is_known or room > 0:
+                admitted.append(one)
+                room -= not is_known
+        return admitted
 
     def _agree(self) -> None:
         """Let the clients agree on a schema; they register with it at the next request.
@@ -297,7 +331,10 @@ class NodeRegistry:
         """Return what has changed since the last call."""
         here = set(self.connected)
         back = (here - self._connected_before) & self._registered_before
-        changes = Changes(sorted(self._connected_before - here), sorted(back), self._new_refusals)
+        postponed = frozenset(one.client.node for one in self._waiting) if self.settled else frozenset[int]()
+        told = sorted(postponed) if postponed != self._postponed else []
+        self._postponed = postponed
+        changes = Changes(sorted(self._connected_before - here), sorted(back), self._new_refusals, told)
         self._connected_before, self._registered_before, self._new_refusals = here, set(self._registered), {}
         return changes
 
@@ -331,6 +368,7 @@ class NodeRegistry:
         self.run, self.statistics = saved.run or self.run, saved.statistics
         for client, one in saved.clients.items():
             self._add(client, one)
+        self._round = max(2, *(one.since for one in saved.clients.values()))  # it has begun, so newcomers are limited
         self._connected_before, self._registered_before = set(saved.connected), set(saved.clients)
         self._unverified = {one.node for one in saved.clients.values() if not one.lasts}
 
@@ -362,9 +400,15 @@ class NodeRegistry:
             else:
                 self._refused.pop(node, None)
                 self._unverified.discard(node)
-                self._add(client, one.client)
+                joined_in = self._registered[client].since if client in self._registered else self._joins_in
+                self._add(client, replace(one.client, since=joined_in))
                 self._connected.add(node)
         self._waiting = [one for one in self._waiting if one not in some]
+
+    @property
+    def _joins_in(self) -> int:
+        """The round that a newcomer joins in; 0 for those that are there when the first one begins."""
+        return self._round if self._round > 1 else 0
 
     def _refuse(self, node: int, why: str) -> None:
         if node not in self._refused or self._refused[node].why != why:

@@ -6,30 +6,55 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from fedclade.core import ConfigError, LocalTraining, PolicyError, UpdateError, require, unknown
+from fedclade.core import (
+    FORBIDS,
+    ConfigError,
+    LocalTraining,
+    PolicyError,
+    UpdateError,
+    check_declared,
+    require,
+    unknown,
+)
+from fedclade.flower.kinds import ALWAYS, KINDS, SKETCH, allowable, disclosures
 from fedclade.flower.usage import Usage
 from fedclade.flower.wire import shown
 
-QUERIES = ("train", "evaluate", "statistics", "gradients", "subspaces", "shifts", "descriptors")
+QUERIES = allowable()
 """Kinds of queries that are about a client's data, and need its permission."""
 
-FORBIDS = "the client's policy forbids"
-"""How a refusal begins by which the server sees that it will not get this answer, however often it asks."""
+CLEAR_SHARE = 2  # parameters for each direction in which signs may leave unmasked beside an update: see :class:`Policy`
+EXAMPLES_AN_EQUATION = 8  # training examples for each equation: see :class:`Policy`
+MOST_EQUATIONS = 64  # unless max_partings says otherwise: checking them all takes time
+LARGEST_SHARE = 0.25  # of one example in a combination of sums, in squared weights: see :class:`Policy`
 
-CLEAR_SHARE = 2  # parameters for each number that may leave unmasked beside an update: see :class:`Policy`
-EXAMPLES_A_PARTING = 4  # training examples for each time that a client parts its data: see :class:`Policy`
+MOST_SCORES = 50_000
+"""Models that a client scores in all, unless its policy says so."""
 
-_NAMES = {"allow": "names of questions", "imports": "names such as 'my_models:resnet'"}
+MOST_CLOSED_SCORES = 100
+"""The same of a client with a privacy budget or ``secure-aggregation``: each score tells some bits of its data."""
+
+_NAMES = {
+    "allow": "names of questions",
+    "imports": "names such as 'my_models:resnet'",
+    "disclose": "names of what leaves it in clear",
+}
 
 _FLAGS = ("secure-aggregation", "share-schema", "trust-server-keys")
 
-_LOWEST = {"max_clear": 0, "max_colluders": 0, "min_honest": 2}
+_LOWEST = {"max_clear": 0, "max_colluders": 0, "max_sketches": 0, "min_honest": 2}
+
+_NUMBERS = ("scores-epsilon",)
 
 _IN_ALL = {
     "max_releases": "updates in all",
-    "max_partings": "questions for replicates in all",
+    "max_partings": "equations from sums over parts of its examples in all",
     "max_evaluations": "scored models in all",
 }
+
+
+class NotDisclosedError(PolicyError):
+    """A question discloses what the client's policy does not name: that depends on its node config alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +65,14 @@ class Policy:
     ``similarity = "gradients"``, IFCA with ``average = "gradients"``), subspaces (PACFL), shifts (FlexCFL) and
     descriptors (FLUX).
 
-    A server that queries replicates gets sums over parts of the data. It knows which examples are in which part, so
-    with as many partings as there are examples it could solve for every single one: hence ``max_partings``.
+    A server that queries replicates gets sums over parts of the data, and knows which examples are in which part. With
+    as many independent sums as there are examples it could solve for every single one. So ``max_partings`` limits the
+    number of equations, and no combination of all sums may have one example with more than a quarter of the squared
+    weights (:data:`LARGEST_SHARE`, or 2/``min_part`` if that is more). Parts that were used before add no equation; see
+    :mod:`fedclade.flower.data_splits`.
+
+    A client with ``secure_aggregation`` or a privacy budget is closed: beside masked or noisy updates
+    only what ``disclose`` names leaves it.
 
     A value out of range is a ConfigError, with a line for each.
     """
@@ -53,26 +84,39 @@ class Policy:
     max_models: int = 64  # that one query asks to be scored or drawn, or that are one mixture
     max_replicates: int = 8  # that one query asks for
     min_part: int = 10  # fewest training examples that a replicate or a sum may be made from
-    max_partings: int | None = None  # queries for replicates in all; None: one to every EXAMPLES_A_PARTING examples
+    max_partings: int | None = None  # equations in all; None: one to EXAMPLES_AN_EQUATION examples, MOST_EQUATIONS
     max_vectors: int = 5  # of a subspace
     max_components: int = 100  # of a descriptor
     max_releases: int = 5_000  # updates that leave, in all
-    max_evaluations: int = 50_000  # models that are scored, or trained for the client itself, in all
+    max_evaluations: int | None = None  # models that are scored, or trained for the client itself, in all
     secure_aggregation: bool = False  # whether updates leave under masks alone, for a sum
     max_colluders: int = 1  # clients of a sum that may collude with the server, without learning more than the sum
     min_honest: int = 3  # fewest other clients of a sum, and this one, that do not
     trust_server_keys: bool = False  # whether others' keys may come from the server: no guarantee if it lies
     share_schema: bool | None = None  # whether categories, labels and words leave; None: without differential privacy
-    max_clear: int | None = None  # numbers that leave beside a masked update, as sketches do; None: D / CLEAR_SHARE
+    disclose: tuple[str, ...] = ()  # what may leave in clear all the same, of ``disclosures()``, if it is closed
+    max_clear: int | None = None  # directions whose signs leave beside masked updates; None: D / CLEAR_SHARE, or 0
+    max_sketches: int = 1_000  # sketches of masked updates, and of parts of them, in all
+    scores_epsilon: float | None = None  # what all scores may cost; None: SCORES_SHARE of its budget
 
     def __post_init__(self) -> None:
-        problems = [unknown("question in allow:", kind, QUERIES) for kind in self.allow if kind not in QUERIES]
+        known = {"question in allow:": (self.allow, allowable()), "name in disclose:": (self.disclose, disclosures())}
+        problems = [
+            unknown(what, name, possible)
+            for what, (names, possible) in known.items()
+            for name in names
+            if name not in possible
+        ]
         if problems:
             raise ConfigError("\n".join(problems))
-        texts = {*_NAMES, *(flag.replace("-", "_") for flag in _FLAGS)}
+        texts = {*_NAMES, *(name.replace("-", "_") for name in (*_FLAGS, *_NUMBERS))}
         limits = {name: value for name, value in asdict(self).items() if name not in texts and value is not None}
         lowest = {name: _LOWEST.get(name, 0 if name in _IN_ALL else 1) for name in limits}
-        require(*((_key(n), value, value >= lowest[n], f"at least {lowest[n]}") for n, value in limits.items()))
+        epsilon = self.scores_epsilon
+        require(
+            *((_key(n), value, value >= lowest[n], f"at least {lowest[n]}") for n, value in limits.items()),
+            ("scores-epsilon", epsilon, epsilon is None or epsilon > 0, "greater than 0"),
+        )
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> Policy:
@@ -90,10 +134,13 @@ class Policy:
                     given[key] = tuple(value.replace(",", " ").split())
                 else:
                     problems.append(f"{key} in the node config should be {_NAMES[key]}, got {shown(value)}")
-            elif key in names and type(value) is (bool if key in _FLAGS else int):
+            elif key in _NUMBERS and type(value) in (int, float):
+                given[names[key]] = float(value)
+            elif key in names and key not in _NUMBERS and type(value) is (bool if key in _FLAGS else int):
                 given[names[key]] = value
             elif key in names:
-                kind = "true or false" if key in _FLAGS else "a whole number"
+                kind = "a number" if key in _NUMBERS else "a whole number"
+                kind = "true or false" if key in _FLAGS else kind
                 problems.append(f"{key} in the node config should be {kind}, got {shown(value)}")
             elif key == "min-group":
                 problems.append(
@@ -101,21 +148,53 @@ class Policy:
                     "set these"
                 )
             elif key.startswith(("max-", "min-")):
-                problems.append(unknown("limit in the node config:", key, names.keys() - {*_NAMES, *_FLAGS}))
+                problems.append(unknown("limit in the node config:", key, names.keys() - {*_NAMES, *_FLAGS, *_NUMBERS}))
         if problems:
             raise ConfigError("\n".join(problems))
         return cls(**given)
 
+    def is_closed(self, *, private: bool) -> bool:
+        """Whether nothing leaves in clear that ``disclose`` does not name: with ``private`` or secure aggregation."""
+        return private or self.secure_aggregation
+
+    def most_scores(self, *, private: bool) -> int:
+        """Return how many models may be scored in all."""
+        if self.max_evaluations is not None:
+            return self.max_evaluations
+        return MOST_CLOSED_SCORES if self.is_closed(private=private) else MOST_SCORES
+
     def check_kind(self, kind: str) -> None:
         """Check that a kind of query is answered; a PolicyError, as of all these checks, says how to allow it."""
-        if kind in QUERIES and kind not in self.allow:
-            allowed = " ".join([*self.allow, kind])
-            raise PolicyError(f'{FORBIDS} the question {kind!r}; to allow it, set allow="{allowed}" in its node config')
+        name = KINDS[kind].allowed_as
+        if name and name not in self.allow:
+            allowed = " ".join([*self.allow, name])
+            raise PolicyError(f'{FORBIDS} the question {name!r}; to allow it, set allow="{allowed}" in its node config')
+
+    def check_declared(self, kind: str, *, private: bool) -> None:
+        """Check that the class of a query declares what it discloses, if the client is closed."""
+        query = KINDS[kind].query
+        if query is None or not self.is_closed(private=private):
+            return
+        try:
+            check_declared(query)
+        except ConfigError as error:
+            raise NotDisclosedError(f"{FORBIDS} the question {kind!r}: {error}") from None
+
+    def check_disclosed(self, name: str, what: str, *, private: bool) -> None:
+        """Check that something may leave the client in clear; ``what`` describes the question for it."""
+        if not self.is_closed(private=private) or name in (*ALWAYS, *self.disclose):
+            return
+        because = "a client with a privacy budget" if private else "a client with secure-aggregation"
+        named = " ".join([*self.disclose, name])
+        raise NotDisclosedError(
+            f"{FORBIDS} {what}: {because} discloses only what its policy names; to allow it, set "
+            f'disclose="{named}" in its node config'
+        )
 
     def check_masked(self, kind: str) -> None:
         """Check that an update may leave as it is, without masks."""
         if self.secure_aggregation and kind in ("train", "gradients"):
-            raise PolicyError(
+            raise NotDisclosedError(
                 f"{FORBIDS} updates outside of a sum (secure-aggregation in its node config); set "
                 "network.secure_aggregation = true in the run config"
             )
@@ -148,13 +227,31 @@ class Policy:
             )
 
     def check_clear(self, count: int, n_parameters: int) -> None:
-        """Check how many numbers leave unmasked beside an update of D = ``n_parameters``: what is compared."""
-        most = n_parameters // CLEAR_SHARE if self.max_clear is None else self.max_clear
+        """Check how many signs leave unmasked beside an update of D = ``n_parameters``: what is compared."""
+        if count:
+            self.check_disclosed(SKETCH, "sketches of its updates", private=False)
+        most = self.most_clear(n_parameters)
         if count > most:
             raise PolicyError(
                 f"{FORBIDS} to send {count} numbers unmasked beside an update of {n_parameters} parameters, at most "
                 f"{most} (max-clear in its node config)"
             )
+
+    def most_clear(self, n_parameters: int) -> int:
+        """Return in how many directions the signs of updates of D = ``n_parameters`` may leave, in all."""
+        if self.secure_aggregation and SKETCH not in self.disclose:
+            return 0
+        return n_parameters // CLEAR_SHARE if self.max_clear is None else self.max_clear
+
+    def check_sketches(self, directions: int, sketches: int, n_parameters: int) -> None:
+        """Check of how many sketches, in how many directions together, the signs would have left in all."""
+        most = self.most_clear(n_parameters)
+        if directions > most:
+            raise PolicyError(
+                f"{FORBIDS} sketches by another projection: with it signs of updates in {directions} directions would "
+                f"have left, at most {most} (max-clear in its node config)"
+            )
+        self._check("sketches in all", sketches, "max_sketches")
 
     def check_training(
         self, spec: LocalTraining, replicates: int, examples: int, personal_epochs: int = 0, times: int = 1
@@ -172,8 +269,26 @@ class Policy:
                 f"{FORBIDS} {replicates} replicates from {examples} training examples, since each must be made from at "
                 f"least {self.min_part} (min-part in its node config)"
             )
+        seen = min(min(part, spec.passed(part)) for part in parts)
+        if seen < min(self.min_part, *parts):
+            raise PolicyError(
+                f"{FORBIDS} an update from {seen} training examples, since its steps must take at least "
+                f"{self.min_part} (min-part in its node config)"
+            )
         self._check("epochs", max(map(spec.epochs_with, parts)) + personal_epochs, "max_epochs")
         self._check("steps", times * (sum(map(spec.steps_with, parts)) + before), "max_steps")
+
+    def check_share(self, share: float, besides: float = 0.0) -> None:
+        """Check the largest share of one example in a combination of the sums over parts, in squared weights.
+
+        It may be larger by ``besides``.
+        """
+        most = max(LARGEST_SHARE, 2 / self.min_part) + besides
+        if share > most:
+            raise PolicyError(
+                f"{FORBIDS} a split of its examples by which one example has a share of {share:.2f} in a combination "
+                f"of sums, at most {most:.2f} (min-part in its node config)"
+            )
 
     def check_sum(self, examples: int) -> None:
         """Check that a client has enough training examples to tell what they come to."""
@@ -196,9 +311,11 @@ class Policy:
         self.check_sum(examples)
         self._check("components of a descriptor", components, "max_components")
 
-    def check_usage(self, after: Usage, examples: int) -> None:
+    def check_usage(self, after: Usage, examples: int, *, private: bool = False) -> None:
         """Check what a client with so many training examples would have answered in all, this answer included."""
-        allowed = self if self.max_partings is not None else replace(self, max_partings=examples // EXAMPLES_A_PARTING)
+        allowed = replace(self, max_evaluations=self.most_scores(private=private))
+        if self.max_partings is None:
+            allowed = replace(allowed, max_partings=min(examples // EXAMPLES_AN_EQUATION, MOST_EQUATIONS))
         for limit, what in _IN_ALL.items():
             allowed._check(what, getattr(after, limit.removeprefix("max_")), limit)
 

@@ -14,6 +14,7 @@ import torch
 
 from fedclade.channel import Middleware
 from fedclade.core import (
+    FORBIDS,
     KEEPS_NONE,
     Ask,
     ConfigError,
@@ -25,7 +26,7 @@ from fedclade.core import (
     UpdateQuery,
     Updates,
 )
-from fedclade.flower.policy import FORBIDS
+from fedclade.flower.policy import NotDisclosedError
 
 _log = logging.getLogger(__name__)
 
@@ -84,10 +85,10 @@ class ErrorShield(Middleware):
 def without_details(error: Exception) -> FedcladeError:
     """Return the error that a private client reports to the server in place of another one.
 
-    There are only four texts, apart from those of a ConfigError, which depend on the query and the run's settings
-    alone. All others may contain what was counted or computed from the client's data.
+    There are only four texts, apart from those of a ConfigError and of a NotDisclosedError, which depend on the query
+    and on settings alone. All others may contain what was counted or computed from the client's data.
     """
-    if isinstance(error, ConfigError):
+    if isinstance(error, ConfigError | NotDisclosedError):
         return error
     if isinstance(error, PolicyError):
         return PolicyError(FORBIDDEN)

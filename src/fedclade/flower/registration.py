@@ -29,6 +29,7 @@ class RegisteredClient:
     true_cluster: int | None = None  # for scoring only; only experiments report it
     key: str = ""  # the public key that its answers are signed by, in hexadecimal
     lasts: bool = False  # whether it keeps that key in its folder: then it is only ever recognised by it
+    since: int = 0  # the round that it joined in; 0 if it was there when the first round began
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ class Registration:
 def read_client(kept: Mapping[str, Any]) -> RegisteredClient:
     """Check and read a client as JSON has it; a TypeError if it is none."""
     client = RegisteredClient(**kept)
-    numbers = (client.node, client.size, 0 if client.true_cluster is None else client.true_cluster)
+    cluster = 0 if client.true_cluster is None else client.true_cluster
+    numbers = (client.node, client.size, cluster, client.since)
     typed = all(type(number) is int for number in numbers) and all(type(s) is str for s in (client.name, client.key))
     if not typed or type(client.lasts) is not bool:
         raise TypeError(f"{shown(kept)} is no client")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isnan
+from math import isnan, nan
 from typing import Any, cast
 
 import torch
@@ -134,6 +134,7 @@ def evaluation_of(
         left_out=left_out,
         higher_is_better=metrics[0].higher_is_better,
         wins=torch.tensor([next(most[client]) for client, _ in answered]) if wins else None,
+        without_loss=frozenset(client for client, (_, loss, _) in answered if isnan(loss)),
     )
 
 
@@ -142,8 +143,11 @@ def read_scores(content: Content, models: int, metrics: Sequence[Metric], known:
 
     A score is NaN where the metric is undefined for the client's examples, which a mean over examples never is.
     ``known`` is the number of the client's examples in that split, where it is known; it is the same for all models.
+    A client with a privacy budget or secure aggregation tells no loss and no number of examples.
     """
     content.has_only(())
+    if "losses" not in content.values:
+        return _read_closed_scores(content, models, metrics)
     columns = [content.values.get(name) for name in ("scores", "losses", "examples")]
     lengths = models * len(metrics), models, models
     for column, length, kind in zip(columns, lengths, (float, float, int), strict=True):
@@ -156,11 +160,7 @@ def read_scores(content: Content, models: int, metrics: Sequence[Metric], known:
     scores = [flat[start : start + len(metrics)] for start in range(0, len(flat), len(metrics))]
     for mine, loss, count in zip(scores, losses, counts, strict=True):
         for metric, score in zip(metrics, mine, strict=True):
-            if isnan(score) and metric.whole is not None:  # undefined for the client's examples
-                continue
-            if not (0 <= score <= 1 if metric.share else abs(score) <= LARGEST_SCORE):
-                expected = "in [0, 1]" if metric.share else f"of at most {LARGEST_SCORE:g}"
-                raise UpdateError(f"{metric.name} {score:g}, expected one {expected}")
+            _check_score(score, metric)
         if not (abs(loss) <= LARGEST_LOSS and 1 <= count <= MOST_EXAMPLES):
             raise UpdateError(
                 f"loss {loss:g} of {count} examples, expected a loss of at most {LARGEST_LOSS:g} of at least 1 example"
@@ -168,3 +168,25 @@ def read_scores(content: Content, models: int, metrics: Sequence[Metric], known:
     if len(set(counts)) > 1 or not set(counts) <= {known or min(counts)}:
         raise UpdateError(f"scores of {shown(sorted(set(counts)))} examples, expected {known or 'one number of them'}")
     return list(zip(scores, losses, counts, strict=True))
+
+
+def _read_closed_scores(content: Content, models: int, metrics: Sequence[Metric]) -> list[Scores]:
+    """Check and read the scores of a client that tells one number for each model, and no more.
+
+    By other metrics it has no score. It counts as one example: how many it has it does not tell.
+    """
+    scores = content.values.get("scores")
+    if not isinstance(scores, list) or len(scores) != models or not all(type(score) is float for score in scores):
+        raise UpdateError(f"expected one score for each of {models} models, got {shown(scores)}")
+    for score in cast("list[float]", scores):
+        _check_score(score, metrics[0])
+    others = [nan] * (len(metrics) - 1)
+    return [([score, *others], nan, 1) for score in cast("list[float]", scores)]
+
+
+def _check_score(score: float, metric: Metric) -> None:
+    if isnan(score) and metric.whole is not None:  # undefined for the client's examples
+        return
+    if not (0 <= score <= 1 if metric.share else abs(score) <= LARGEST_SCORE):
+        expected = "in [0, 1]" if metric.share else f"of at most {LARGEST_SCORE:g}"
+        raise UpdateError(f"{metric.name} {score:g}, expected one {expected}")

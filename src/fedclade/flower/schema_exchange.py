@@ -10,11 +10,11 @@ from typing import Any, TypeVar, cast
 
 from flwr.app import RecordDict
 
-from fedclade.core import ConfigError, PolicyError, UpdateError
+from fedclade.core import FORBIDS, ConfigError, PolicyError, UpdateError
 from fedclade.data import DataSchema, Pool, Proposal, SchemaError
 from fedclade.flower import wire
 from fedclade.flower.keys import Key
-from fedclade.flower.policy import FORBIDS, Policy
+from fedclade.flower.policy import Policy
 from fedclade.flower.replies import MOST_EXAMPLES
 from fedclade.flower.wire import Content, clean, shown
 
@@ -35,6 +35,7 @@ class SchemaSharing:
 
     policy: Policy
     is_private: bool
+    by_example: bool = False  # whether each of its examples is private
 
     @property
     def is_allowed(self) -> bool:
@@ -47,6 +48,12 @@ class SchemaSharing:
         """Check that a proposal, made from so many examples, may leave the client; else it is a PolicyError."""
         if not proposal.schema.discloses_values:
             return
+        if self.by_example and proposal.schema.words:
+            raise ConfigError(
+                "privacy.level = 'example' bounds what one example tells, and a vocabulary of this client's own texts "
+                "moves with each of them; declare a schema with the words on the server (data.schema in the run "
+                "config, or schema= of federate), or set privacy.level = 'client'"
+            )
         if not self.is_allowed:
             why = " of a client with differential privacy" if self.policy.share_schema is None else ""
             raise PolicyError(

@@ -26,7 +26,7 @@ class Usage:
     """What a client has answered so far; ``policy.json`` has these fields."""
 
     releases: int = 0  # updates, gradients, subspaces and descriptors, each replicate by itself
-    partings: int = 0  # queries for replicates: each parts the data anew
+    partings: int = 0  # equations from sums over parts of the data, as SplitLog counts them
     evaluations: int = 0  # models that were scored, or trained for the client itself; words on whether data shifted
 
     def __add__(self, other: Usage) -> Usage:
@@ -77,7 +77,7 @@ def cost_of(kind: str, content: Content) -> Usage:
             return Usage(evaluations=1)
         replicates = max(1, content.get("replicates", int))  # a query counts before it is checked
         models = max(1, models_of_mixture(content))  # an update of each leaves
-        return Usage(releases=replicates * models, partings=int(replicates > 1))
+        return Usage(releases=replicates * models)
     if kind == "evaluate":
         return Usage(evaluations=max(1, len(content.vectors)))  # without any it is the client's own
     return Usage(releases=int(kind in ("subspaces", "descriptors")), evaluations=int(kind == "shifts"))

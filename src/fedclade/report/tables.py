@@ -155,7 +155,9 @@ def _adversaries(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     score, clusters = Score.all_of(summary)[0], told["clusters"]
     of_each = told["scores"][score.name]
     shown = f"honest {score.label} {score.text(of_each['honest'])}, worst tenth {score.text(of_each['honest_worst10'])}"
-    yield "adversaries", f"{len(told['ids']):,} of {count(summary['clients'], 'client')}, {told['kind']}; {shown}"
+    lies = [f"false {', '.join(told['lies'])}"] if told.get("lies") else []
+    what = ", ".join([*([told["kind"]] if told["kind"] else []), *lies])
+    yield "adversaries", f"{len(told['ids']):,} of {count(summary['clients'], 'client')}, {what}; {shown}"
     alone, beside = (
         count(clusters["of_adversaries"], "cluster"),
         queries.adversaries(clusters["adversaries_with_honest"]),

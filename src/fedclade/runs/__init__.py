@@ -9,6 +9,7 @@ from fedclade.runs.callbacks import Callback, Callbacks, EndRecord, OnRound, Rou
 from fedclade.runs.checkpointer import Checkpointer
 from fedclade.runs.churn import Churn, ComingAndGoing
 from fedclade.runs.early_stopping import EarlyStopping
+from fedclade.runs.example_inputs import by_own_examples, check_inputs_apart
 from fedclade.runs.history import History, counting, version_of, versions
 from fedclade.runs.models import Maker, initial_models, model_name, module_for
 from fedclade.runs.newcomers import assign
@@ -53,7 +54,9 @@ __all__ = [
     "Stopped",
     "Stream",
     "assign",
+    "by_own_examples",
     "check_free",
+    "check_inputs_apart",
     "check_validation",
     "chosen_round",
     "column_of",

@@ -7,14 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from torch import Tensor
 
 from fedclade.channel import Adversary, Lying
-from fedclade.core import Clients, ConfigError, Evaluation, Mixture, ParameterTree, require, rng, shown
-from fedclade.data import Backdoor, Federation, LabelFlip, poisoned
+from fedclade.core import (
+    Ask,
+    Clients,
+    ConfigError,
+    Evaluation,
+    Mixture,
+    ParameterTree,
+    Statistics,
+    StatisticsQuery,
+    require,
+    rng,
+    shown,
+)
+from fedclade.data import Backdoor, Federation, LabelFlip, poisoned, statistics
 from fedclade.runs.store.row_table import Row, RowTable
 from fedclade.tasks import FittedTask, cluster_scores, mean_score, spread
 
@@ -68,6 +80,14 @@ class Adversaries:
             held = federation
         return cls(adversary, held, Lying(adversary, liars, federation.keys), task)
 
+    def counted(self, query: StatisticsQuery) -> Tensor:
+        """Return how many training examples clients report of each label before the first round, int64 ``[L]``."""
+
+        def ask(query: StatisticsQuery) -> Statistics:
+            return statistics(self.federation.in_round(query.data_round), query)
+
+        return self.lying.statistics(query, cast("Ask", ask)).labels
+
     def attacked(
         self, clients: Clients, ids: Sequence[int], models: Tensor, rows: Sequence[int], mixture: Mixture | None
     ) -> float | None:
@@ -120,6 +140,7 @@ class Adversaries:
         alone, mixed, beside = self._where(tree)
         return {
             "kind": self.settings.kind,
+            **({"lies": list(self.settings.lies)} if self.settings.lies else {}),
             "ids": sorted(self.lying.liars),
             "scores": scores,
             "clusters": {"of_adversaries": alone, "of_both": mixed, "adversaries_with_honest": beside},

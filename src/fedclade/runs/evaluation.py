@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedclade.algorithms import Algorithm, State
-from fedclade.core import OWN, ConfigError, Evaluation, ParameterTree, rng
+from fedclade.core import FORBIDS, OWN, ConfigError, Evaluation, ParameterTree, rng
 from fedclade.runs.backend import Backend
 from fedclade.runs.churn import ComingAndGoing
 from fedclade.runs.settings import RunSettings
@@ -38,15 +38,31 @@ class RoundScores:
     success: float | None = None
     without_validation: Mapping[int, str] = field(default_factory=dict[int, str])
 
-    def check_validation(self, number: int, needs: str) -> None:
+    @property
+    def are_refused(self) -> bool:
+        """Whether the policy of every client forbids scores on validation data, so that there will never be any."""
+        reasons = self.without_validation.values()
+        return len(reasons) > 0 and all(why.startswith(FORBIDS) for why in reasons)
+
+    def check_validation(self, number: int, needs: str, metric: str | None = None) -> None:
         """Check that a client has sent scores on validation data, if any has sent those on test data.
+
+        ``metric`` is what is looked at of them; None for the first of the task.
 
         Raises
         ------
         ConfigError
             If none has; it names the setting that ``needs`` them, and what the first client says.
         """
-        if self.test is None or self.validation is not None:
+        if (found := self.validation) is not None:
+            if metric is not None and found.without_loss.issuperset(found.ids):
+                raise ConfigError(
+                    f"round {number}: {needs} needs the {metric} on validation data (stop.metric = {metric!r}), and "
+                    "clients with a privacy budget or secure aggregation tell one number alone, by the first metric; "
+                    "leave stop.metric out"
+                )
+            return
+        if self.test is None and not self.are_refused:
             return
         client, why = next(iter(self.without_validation.items()), (None, "there is none"))
         says = why if client is None else f"client {client}: {why}"
@@ -102,7 +118,8 @@ def _together(algorithm: Algorithm, state: State) -> dict[str, Any]:
 
 def _warn_of_losses(number: int, evaluation: Evaluation) -> None:
     finite = evaluation.losses.isfinite().tolist()
-    if bad := [client for client, holds in zip(evaluation.ids, finite, strict=True) if not holds]:
+    told = [not holds and c not in evaluation.without_loss for c, holds in zip(evaluation.ids, finite, strict=True)]
+    if bad := [client for client, is_bad in zip(evaluation.ids, told, strict=True) if is_bad]:
         _log.warning(
             "round %d: the test losses of %d of %d clients are NaN or infinite, first of client %d; if training "
             "diverged, lower local.lr",

@@ -100,7 +100,9 @@ class History:
     @property
     def is_evaluated(self) -> bool:
         """Whether clients were evaluated after the last round."""
-        return self.metrics[-1]["loss_mean"] is not None
+        row = self.metrics[-1]
+        # Clients with secure aggregation tell no loss; with a count of clients they were asked all the same.
+        return row["loss_mean"] is not None or row.get(f"{self.task.metrics[0].name}_clients") is not None
 
     @property
     def has_validation(self) -> bool:
@@ -289,8 +291,9 @@ class History:
         for metric, scores in zip(self.task.metrics, evaluation.scores.T.tolist(), strict=True):
             numbers = spread(scores, lower_is_better=not metric.higher_is_better)
             columns |= {f"{metric.name}_{number}": value for number, value in numbers.items()}
-        losses, rows = evaluation.losses.tolist(), self._scores(evaluation)
-        return columns | {"loss_mean": sum(losses) / len(losses), "share_at_target": self._share_at_target(rows)}
+        losses, rows = evaluation.known_losses.tolist(), self._scores(evaluation)
+        mean = sum(losses) / len(losses) if losses else None
+        return columns | {"loss_mean": mean, "share_at_target": self._share_at_target(rows)}
 
     def _scores(self, evaluation: Evaluation) -> list[Row]:
         """Return the scores of each client, by the names of the metrics."""

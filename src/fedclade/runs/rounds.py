@@ -219,7 +219,9 @@ def run_round(
         if scores.test is not None and not training.history.clients:  # once, after the first evaluation
             _warn_of_scores(number, scores.test, [metric.name for metric in backend.task.metrics])
         if settings.needs_validation and not training.history.has_validation:
-            scores.check_validation(number, settings.needs_validation)
+            metric = metric_named(backend.task.metrics, settings.chosen_by, "stop.metric")
+            is_first = metric is backend.task.metrics[0]
+            scores.check_validation(number, settings.needs_validation, None if is_first else metric.name)
     log = replace(log, events=(*events, *backend.retrying.told()))
     cost = meter.since(before, perf_counter() - start)
     cost |= {} if clients.present is None else {"clients_present": clients.present}

@@ -219,6 +219,15 @@ class RunSettings:
             problems.append(str(error))
         if self.aggregate.is_robust and (why := algorithm.needs_mean(clients, self.client_fraction)):
             problems.append(f"aggregate.rule = '{self.aggregate.rule}': {why}")
+        if self.aggregate.leave_out_opposed is True and not algorithm.clients_choose:
+            problems.append(
+                f"aggregate.leave_out_opposed = true: clients of {name} do not choose a cluster; leave it out"
+            )
+        elif self.aggregate.leave_out_opposed is True and self.stream is True:
+            problems.append(
+                "stream = true: aggregate.leave_out_opposed = true needs the updates of single clients; set stream = "
+                "false"
+            )
         if self.stream is True and self.aggregate.is_robust:
             rule = self.aggregate.rule
             problems.append(
@@ -293,7 +302,7 @@ class RunSettings:
             "data": data,
             "model": {"name": model, **self.parts.as_dict()},
             "signature": asdict(self.signature),
-            **({} if self.aggregate == Aggregation() else {"aggregate": asdict(self.aggregate)}),
+            **({} if self.aggregate == Aggregation() else {"aggregate": self.aggregate.described}),
             "target": dict(self.target) if isinstance(self.target, Mapping) else {task.metrics[0].name: self.target},
             **({} if self.task == Task() else {"task": self.task.described}),
             "privacy": self._privacy_section(),

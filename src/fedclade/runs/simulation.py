@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -19,6 +19,7 @@ from fedclade.runs.backend import Backend, fitted_task
 from fedclade.runs.callbacks import Callback, Callbacks, OnRound, Stop
 from fedclade.runs.checkpointer import Checkpointer
 from fedclade.runs.churn import Churn, fingerprint
+from fedclade.runs.example_inputs import check_inputs_apart
 from fedclade.runs.history import History
 from fedclade.runs.models import Maker, model_name
 from fedclade.runs.progress import progress_shown
@@ -149,12 +150,16 @@ def simulate(
     settings.check_enough(len(federation))
     if settings.privacy and federation.pool.columns is not None and federation.pool.columns.are_scaled_together:
         raise refusal("sums of their data (standardize = 'federated')")
+    check_inputs_apart(settings.privacy, federation)
     if settings.needs_validation:
         check_validation(everybody, settings.needs_validation)
     task = fitted_task(settings, federation)
     metric_named(task.metrics, settings.chosen_by, "stop.metric")
     (adversary or Adversary()).check_stream(settings.stream, central=settings.is_central)
     adversaries = Adversaries.drawn(adversary, everybody, task, settings.seed)
+    if adversaries is not None:
+        task = fitted_task(settings, federation, adversaries)
+        adversaries = replace(adversaries, task=task)
     target = target_of(settings, task)
     config = config or settings.as_config(
         algorithm,
@@ -165,7 +170,7 @@ def simulate(
         faults=asdict(faults or Faults()),
         newcomers={"clients": newcomers, "join_round": presence.join_round, "leave_round": presence.leave_round},
         **({} if presence.trace is None else {"presence": presence.of_trace}),
-        **({"adversary": asdict(adversary)} if adversary else {}),
+        **({"adversary": adversary.described} if adversary else {}),
     )
     config = {**config, "tf32": tf32, **settings.stopping_noted}
     every = settings.checkpoint_every

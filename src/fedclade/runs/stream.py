@@ -22,9 +22,11 @@ def decide_stream(settings: RunSettings, algorithm: Algorithm, size: int, budget
         return True
     if settings.stream != "auto":
         return settings.stream
-    if algorithm.needs_updates or settings.aggregate.is_robust or (size <= budget // SHARE_OF_UPDATES and not remote):
+    needs_updates = algorithm.needs_updates or settings.aggregate.is_robust
+    needs_updates |= settings.aggregate.leave_out_opposed is True
+    if needs_updates or (size <= budget // SHARE_OF_UPDATES and not remote):
         return False
-    can = settings.signature.kind == "projected" or not algorithm.compares
+    can = settings.signature.kind != "full" or not algorithm.compares
     if not can and size > budget // SHARE_OF_UPDATES:
         _log.warning(
             "the updates of all clients take %.1f GB, the run may take %.1f GB; with signature.kind = 'projected' it "

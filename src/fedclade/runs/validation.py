@@ -39,7 +39,8 @@ def validation_columns(metrics: Sequence[Metric], evaluation: Evaluation | None)
     columns: Row = {}
     for metric, mean, of_clients in zip(metrics, scores.mean(0).tolist(), scores.T, strict=True):
         columns[column_of(metric.name)] = mean_score(of_clients.tolist()) if isnan(mean) else mean
-    return columns | {column_of("loss"): evaluation.losses.double().mean().item()}
+    losses = evaluation.known_losses.double()
+    return columns | {column_of("loss"): losses.mean().item() if len(losses) else None}
 
 
 def metric_named(metrics: Sequence[Metric], name: str | None, setting: str) -> Metric:

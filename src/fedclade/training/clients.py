@@ -281,7 +281,7 @@ class SimulatedClients(Workers):
 
     def handle_shifts(self, query: ShiftQuery) -> Tensor:
         """Let each client compare its labels with those of before, see :func:`~fedclade.training.shifts.shifts`."""
-        return shifts(self._stages.in_round(query.round).federation, self.store, query)
+        return shifts(self._stages.in_round(query.data_round or query.round).federation, self.store, query)
 
     def handle_descriptors(self, query: DescriptorQuery) -> Tensor:
         """Let each client describe its training data, see :func:`~fedclade.training.descriptors.descriptors`."""

@@ -82,7 +82,7 @@ def train(
     pulled_to = layout.unflatten(model if anchor is None else anchor) if spec.mu else {}
     anchors = [pulled_to[name] for name in trained] if spec.mu else []
     rule = LocalOptimizer.of(spec, lr)
-    optimizer = rule.torch_optimizer(parameters)
+    optimizer = rule.for_one_client(parameters)
     if state is not None:
         rule.set_state(optimizer, trained, state)
     inputs, targets = examples

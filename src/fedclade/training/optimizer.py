@@ -8,6 +8,7 @@ classes, unchanged; those of :data:`ELEMENT_WISE` take the steps of k clients as
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -105,6 +106,15 @@ class LocalOptimizer:
         taken = {name: value for name, value in arguments.items() if name in own_defaults(self.kind)}
         return self.kind(parameters, **taken, **options)  # pyright: ignore[reportCallIssue]
 
+    def for_one_client(self, parameters: Sequence[nn.Parameter]) -> optim.Optimizer | PlainSGD:
+        """Return what takes the steps of one client; :meth:`adjust` comes before its step.
+
+        On a GPU torch's own takes a step with all parameters at once.
+        """
+        if self.is_plain and all(parameter.is_cpu for parameter in parameters):
+            return PlainSGD(parameters, self.lr, self.momentum, weight_decay=self.weight_decay)
+        return self.torch_optimizer(parameters)
+
     def apart(self, state: Mapping[str, Tensor]) -> tuple[tuple[str, float], ...]:
         """Return what has to be the same in the states of clients that one optimizer takes the steps of."""
         whole = ((name, value) for name, value in state.items() if not self.is_of_entries(name))
@@ -115,7 +125,7 @@ class LocalOptimizer:
         return name.rpartition(".")[2] in self.states
 
     def set_state(
-        self, optimizer: optim.Optimizer, parameters: Mapping[str, nn.Parameter], state: Mapping[str, Tensor]
+        self, optimizer: optim.Optimizer | PlainSGD, parameters: Mapping[str, nn.Parameter], state: Mapping[str, Tensor]
     ) -> None:
         """Let torch's own go on from a state, whose tensors are copied; parameters are by name."""
         for name, value in state.items():
@@ -164,6 +174,47 @@ class LocalOptimizer:
         return value - self.lr * gradient
 
 
+class PlainSGD:
+    """SGD with momentum and weight decay, whose steps are those of ``torch.optim.SGD`` to the last bit.
+
+    With the first instance of an optimizer, torch imports its compiler. That takes two seconds of every process, and
+    each answer of a Flower client is a process.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], lr: float, momentum: float, *, weight_decay: float) -> None:
+        self._parameters = parameters
+        self._lr = lr
+        self._momentum = momentum
+        self._weight_decay = weight_decay
+        self._velocities: dict[nn.Parameter, Tensor] = {}
+        self.state: defaultdict[nn.Parameter, dict[str, Tensor]] = defaultdict(dict)
+        """Nothing: who keeps momentum from round to round takes torch's own."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, as they are always set to None."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Take a step with every parameter that has a gradient."""
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                parameter.add_(self._direction(parameter, parameter.grad), alpha=-self._lr)
+
+    def _direction(self, parameter: nn.Parameter, gradient: Tensor) -> Tensor:
+        if self._weight_decay:
+            gradient = gradient.add(parameter, alpha=self._weight_decay)
+        if not self._momentum:
+            return gradient
+        velocity = self._velocities.get(parameter)
+        if velocity is None:
+            velocity = self._velocities[parameter] = gradient.clone()
+        else:
+            velocity.mul_(self._momentum).add_(gradient)
+        return velocity
+
+
 @lru_cache(maxsize=16)
 def _states(rule: LocalOptimizer) -> frozenset[str]:
     parameter = nn.Parameter(torch.zeros(2, 3))
@@ -174,7 +225,7 @@ def _states(rule: LocalOptimizer) -> frozenset[str]:
     return frozenset(name for name, value in state.items() if isinstance(value, Tensor) and value.shape == (2, 3))
 
 
-def get_state(optimizer: optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+def get_state(optimizer: optim.Optimizer | PlainSGD, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
     """Return the state of an optimizer, each tensor as ``<parameter>.<what it is>``.
 
     Raises

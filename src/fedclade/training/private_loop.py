@@ -42,7 +42,7 @@ def _train(work: Workload, private: PrivateSteps, job: Job, out: Tensor) -> floa
     pulled_to = layout.unflatten(work.models[job.anchor_row]) if spec.mu else {}
     anchors = [pulled_to[name] for name in trained] if spec.mu else []
     rule = LocalOptimizer.of(spec, work.lr)
-    optimizer = rule.torch_optimizer(parameters)
+    optimizer = rule.for_one_client(parameters)
     if spec.keep_state:
         rule.set_state(optimizer, trained, job.state or {})
     draws, losses = private.draws(job, spec.batch_size), list[Tensor]()

@@ -354,7 +354,7 @@ def test_signatures_leave_beside_the_sum():
     assert updates.parts is not None
     assert updates.parts.shape == (3, 2, 5)
     assert updates.signatures.shape == (3, 5)
-    assert updates.signatures[2].tolist() == [2.0] * 5
+    assert updates.signatures[2].tolist() == [1.0] * 5  # the signs alone
     room.spoilt[0, "masked"] = lambda honest: RecordDict(
         {**honest, "vectors": ArrayRecord({**honest.array_records["vectors"], "clear": wire.raw_vector(NANS)})}
     )

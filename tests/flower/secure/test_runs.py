@@ -42,6 +42,7 @@ OF_THREE = {"min-honest": 2}
 """The node config of clients that take part in sums of three, of which one may collude with the server."""
 
 OF_TWO = {"network": {"secure_fewest": 2, "secure_colluders": 0}}
+SIGNS = Signature(kind="signs", dim=46)
 SKETCHES = Signature(kind="projected", dim=46)
 
 
@@ -62,12 +63,11 @@ def assert_same(here: Run, there: Run) -> None:
     ("algorithm", "settings"),
     [
         ("oracle", {}),
-        (CFL_OF_TWO, {"signature": SKETCHES, "rounds": 3, **OF_TWO}),
-        (FLHC(rounds_before=1, n_clusters=2), {"signature": SKETCHES, "rounds": 3, **OF_TWO}),
-        (ReplicatedCFL(level=0.5, check_every=2), {"signature": Signature(kind="projected", dim=15), "rounds": 3}),
-        ("ifca", OF_TWO),
+        (CFL_OF_TWO, {"signature": SIGNS, "rounds": 3, **OF_TWO}),
+        (FLHC(rounds_before=1, n_clusters=2, metric="cosine"), {"signature": SIGNS, "rounds": 3, **OF_TWO}),
+        (ReplicatedCFL(level=0.5, check_every=2), {"signature": Signature(kind="signs", dim=15), "rounds": 3}),
     ],
-    ids=["oracle", "cfl", "fl_hc", "rcfl", "ifca"],
+    ids=["oracle", "cfl", "fl_hc", "rcfl"],
 )
 def test_a_run_ends_as_one_that_streams_does(algorithm: Any, settings: dict[str, Any]):
     grid = grid_of(federation_of(SIX), config={"min-honest": 2, "max-colluders": 0})
@@ -78,7 +78,7 @@ def test_a_run_ends_as_one_that_streams_does(algorithm: Any, settings: dict[str,
 
 def test_clients_have_any_number_of_examples():
     """Those of rcfl weigh alike in rounds in which they train on equal parts, and later by their examples."""
-    settings = {"signature": Signature(kind="projected", dim=9), "rounds": 4}
+    settings = {"signature": Signature(kind="signs", dim=9), "rounds": 4}
     sizes = [61, 67, 71, 73, 79, 83]
     algorithm = ReplicatedCFL(check_every=9)
     plain = run_of(algorithm, False, grid_of(federation_of(SIX, sizes)), stream=True, **settings)
@@ -227,7 +227,12 @@ def test_clients_that_know_the_others_keys_check_them(tmp_path: Path):
             "aggregate.rule = 'median' needs the updates of single cl",
         ),
         ("fedavg", {"aggregate": Aggregation(clip_above=3.0)}, "nobody can shorten an update that is part of a sum; l"),
-        ("fedem", {}, "is asked for the models of a mixture"),
+        ("fedem", {}, "FedEM asks each client for the component that they weigh most, from which its training data"),
+        ("ifca", {}, "IFCA asks each client for training losses, from which its training data can be read; take anot"),
+        ("flux", {}, "FLUX asks each client for training accuracies and descriptors of their data, from which"),
+        ("scaffold", {}, "Scaffold needs the updates of single clients"),
+        (CFL(similarity="gradients"), {"signature": SKETCHES}, "CFL asks for gradients, which leave without masks"),
+        (FLHC(), {"signature": SKETCHES}, "FLHC compares how long updates are, and signs of sketches tell their d"),
     ],
 )
 def test_what_needs_single_updates_is_refused(algorithm: Any, settings: dict[str, Any], why: str):
@@ -253,6 +258,8 @@ def test_rules_have_to_be_possible():
     config = {"data.name": "digits", "data.clients": 4, "algorithm.name": "fedavg", "model.name": "mclr"}
     config |= {"network.clients": 4, "network.secure_aggregation": True}
     assert RunConfig.read(config).network.rules == Network().rules
+    with pytest.raises(ConfigError, match=r"IFCA asks each client for training losses"):
+        RunConfig.read({**config, "algorithm.name": "ifca"})
     with pytest.raises(ConfigError, match=r"network.encoding = 'int8' is for updates that are sent one by one"):
         RunConfig.read({**config, "network.encoding": "int8"})
 

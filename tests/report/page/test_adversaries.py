@@ -78,3 +78,23 @@ def test_a_comparison_has_columns_of_them_where_a_run_has_some(summary_run):
     assert not {"honest, %", "backdoor"} & Comparison({"plain": [plain]}).columns.keys()
     assert "honest" in Comparison({"attacked": [attacked]}).csv()
     assert "honest" not in Comparison({"plain": [plain]}).csv()
+
+
+@pytest.mark.parametrize(
+    ("kind", "line", "words"),
+    [
+        ("", "2 of 4 clients, false losses, shifts; honest", "2 adversaries with false losses, shifts. 1 cluster"),
+        (
+            "scaled",
+            "2 of 4 clients, scaled, false losses, shifts; honest",
+            "2 adversaries of kind scaled with false losses, shifts. 1 cluster",
+        ),
+    ],
+)
+def test_false_statements_are_named(run, kind, line, words):
+    told = {**TOLD, "kind": kind, "lies": ["losses", "shifts"], "attack_success": None}
+    run = replace(run, summary={**run.summary, "adversary": told})
+    assert any(value.startswith(line) for _, value in facts(run))
+    section = adversaries_section(RunView(run))
+    assert section is not None
+    assert words in section.caption

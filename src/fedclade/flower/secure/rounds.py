@@ -304,6 +304,7 @@ class _Round:
         replies = [self._replies[client] for client in ids]
         stacked = torch.stack(sums) if sums else models.new_zeros(0, models.shape[1])
         clear = torch.stack([each.clear for each in replies]) if replies else models.new_zeros(0, self._clear)
+        clear = torch.where(clear >= 0, 1.0, -1.0).to(clear)  # signs, whatever a client sends
         split = self._parts * self._part_dim
         parts = clear[:, :split].view(len(ids), self._parts, self._part_dim) if self._parts else None
         losses = [torch.nan if reply.loss is None else reply.loss for reply in replies]

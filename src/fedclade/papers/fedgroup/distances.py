@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
-from scipy.spatial.distance import pdist
+import scipy
 
 from fedclade.clustering import cosine_similarity, k_means, ternary_similarity
 from fedclade.core import rng
@@ -55,7 +55,7 @@ def _compared(cache: ResultCache, settings: Settings, task: Task, seed: int) -> 
         "full": cosine_similarity(updates.signatures),
         "ternary": ternary_similarity(updates.signatures[chosen], others=updates.signatures),
     }
-    apart = {key: pdist(each) for key, each in points.items()}
+    apart = {key: scipy.spatial.distance.pdist(each) for key, each in points.items()}
     shown = rng.generator(seed, "pairs of figure 5").permutation(len(apart["full"]))[:SHOWN]
     groups = {
         key: dict(enumerate(k_means(each, task.groups, rng.generator(seed, "centers")).tolist()))

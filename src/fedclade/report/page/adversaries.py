@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from fedclade.report.colours import series
 from fedclade.report.formats import count, number, percent, shortened
@@ -22,7 +23,7 @@ def adversaries_section(view: RunView) -> Section | None:
         return None
     clusters = told["clusters"]
     caption = (
-        f"Mean test {view.score.label} of honest clients and of {adversaries(len(told['ids']))} of kind {told['kind']}."
+        f"Mean test {view.score.label} of honest clients and of {adversaries(len(told['ids']))} {_described(told)}."
         f"{view.score.remark} {count(clusters['of_adversaries'], 'cluster')} without honest clients; "
         f"{adversaries(clusters['adversaries_with_honest'])} in clusters with honest clients."
     )
@@ -31,6 +32,14 @@ def adversaries_section(view: RunView) -> Section | None:
     if told["attack_success"] is not None:
         caption += f" The backdoor succeeds with {percent(told['attack_success'])} of their test examples."
     return Section.of("adversaries", caption, _picture(view), [_table(view, frozenset(told["ids"]))])
+
+
+def _described(told: Mapping[str, Any]) -> str:
+    """Return what adversaries do: their kind, and their false statements."""
+    words = [f"of kind {told['kind']}"] if told["kind"] else []
+    if lies := told.get("lies"):
+        words.append(f"with false {', '.join(lies)}")
+    return " ".join(words)
 
 
 def _picture(view: RunView) -> Picture:

@@ -1,0 +1,296 @@
+"""Read a client's data off what leaves it in clear: attacks on everything but updates, which must stay unsuccessful.
+
+A lying server asks clients with secure aggregation, or with differential privacy (ε = 0.1), for what no mask and no
+noise is put on, as their default policies allow it:
+
+- ``own loss``: the client is told to keep what it trains, so that nothing is masked, and answers its exact loss. Two
+  losses give one entry of its update.
+- ``evaluate``: losses of models of the server's choice, on test and on training data: a few hundred are an image.
+- ``scores``: the same where the policy discloses scores. The attack succeeds by exact numbers, losses, without end, or
+  unbooked.
+- ``sketches``: under three seeds, each of half as many numbers as there are parameters, solved for the whole update.
+- ``data``: subspaces, descriptors, shifts, and sums of one client's examples.
+- ``new kind``: a kind of query that nobody has thought about, to a client with privacy.
+- ``own scaling``: example-level privacy with inputs that are scaled by the client's own examples, so that one of them
+  moves all gradients.
+
+    python benchmarks/attacks/disclosures.py [--json FILE]
+"""
+
+from __future__ import annotations
+
+import fedclade  # noqa: F401  # isort: skip  (before torch, whose threads then sleep while they wait)
+
+import argparse
+import json
+import logging
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedclade import DifferentialPrivacy, ExamplePrivacy, federation, load_federation, simulate
+from fedclade.channel import Budget, Channel, client_side, privatizing
+from fedclade.channel.signature import CountSketch
+from fedclade.core import FedcladeError, Layout, Query
+from fedclade.data import Federation
+from fedclade.flower import wire
+from fedclade.flower.client_handler import ClientHandler
+from fedclade.flower.policy import Policy
+from fedclade.flower.wire import Content
+from fedclade.models import build_model
+from fedclade.tasks import Task
+
+DIGITS = 2
+"""Of a score that may be disclosed."""
+
+MOST_SCORES = 100
+"""Scores that a client may disclose by default."""
+
+SIMILAR = 0.9
+"""Cosine of an update and what was found of it, from which on it counts as read."""
+
+PRIVATE = DifferentialPrivacy(clip_norm=1.0, noise_multiplier=1000.0)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of an attack."""
+
+    attack: str
+    succeeded: bool
+    detail: str
+
+
+def make_model(seed: int) -> torch.nn.Module:
+    """Return a linear model for the digits."""
+    return build_model("mclr", input_shape=(1, 8, 8), outputs=10, seed=seed)
+
+
+LAYOUT = Layout.of(make_model(0))
+MODEL = LAYOUT.flatten(make_model(0))
+
+
+def policy_of(**settings: Any) -> Policy:
+    """Return a policy; what this version does not know is left out."""
+    known = {field.name for field in fields(Policy)}
+    settings = {"trust_server_keys": True, **settings}
+    return Policy(**{name: value for name, value in settings.items() if name in known})
+
+
+def ask(client: ClientHandler, what: str, sent: Mapping[str, Tensor], **more: Any) -> Content:
+    """Put a question to a client; raises what the client raises."""
+    values = {
+        "what": what,
+        "round": 1,
+        "query": 0,
+        "purpose": "train",
+        "seed": 0,
+        "spec": json.dumps({"epochs": 1, "batch_size": 60, "lr": 0.1}),
+        "replicates": 1,
+        "part_size": 0,
+        "compares_parts": False,
+        "dim": 0,
+        "own": False,
+        "shares": False,
+        "compares": False,
+        "personal_epochs": 0,
+        "layout": wire.layout_digest(LAYOUT),
+        "run": "attack",
+        **more,
+    }
+    vectors = {name: wire.raw_vector(model) for name, model in sent.items()}
+    return Content.of(client.answer(Content.of(wire.record(values, vectors))))
+
+
+def answered(attack: str, put: Callable[[], Content], shows: str) -> Row:
+    """Put a question that is to be refused; it succeeds if the reply has a value of the name."""
+    try:
+        reply = put()
+    except FedcladeError as error:
+        return Row(attack, False, f"refused: {str(error)[:90]}")
+    found = shows in reply.values or shows in reply.vectors
+    return Row(attack, found, f"answered {shows}" if found else f"answered without {shows}")
+
+
+def own_loss(data: Federation) -> Iterator[Row]:
+    """Train a model that the client keeps."""
+    client = ClientHandler(data, make_model, policy=policy_of(secure_aggregation=True, allow=("train",), max_clear=0))
+    yield answered("own loss", lambda: ask(client, "train", {"model": MODEL}, own=True), "loss")
+
+
+def evaluations(data: Federation) -> Iterator[Row]:
+    """Score a model under default policies."""
+    secure = ClientHandler(data, make_model, policy=policy_of(secure_aggregation=True))
+    for split in ("test", "train"):
+        name = f"evaluate on {split} data, secure aggregation"
+        yield answered(name, lambda: ask(secure, "evaluate", {"0": MODEL}, split=split), "scores")  # noqa: B023
+    with tempfile.TemporaryDirectory() as folder:
+        private = ClientHandler(*(data, make_model), privacy=PRIVATE, budget=Budget(epsilon=0.1), folder=Path(folder))
+        name = "evaluate on test data, epsilon = 0.1"
+        yield answered(name, lambda: ask(private, "evaluate", {"0": MODEL}, split="test"), "scores")
+
+
+def disclosed_scores(data: Federation) -> Iterator[Row]:
+    """Score models until the client refuses, where its policy discloses scores."""
+    for name, private in (("scores, secure aggregation", None), ("scores, epsilon = 0.1", PRIVATE)):
+        with tempfile.TemporaryDirectory() as place:
+            folder = Path(place)
+            client = ClientHandler(
+                *(data, make_model),
+                folder=folder,
+                privacy=private,
+                budget=Budget(epsilon=0.1) if private else None,
+                policy=policy_of(secure_aggregation=private is None, disclose=("scores",)),
+            )
+            told: list[float] = []
+            losses = False
+            try:
+                for _ in range(4 * MOST_SCORES):
+                    reply = ask(client, "evaluate", {"0": MODEL}, split="test")
+                    told += reply.values["scores"]
+                    losses = losses or "losses" in reply.values
+            except FedcladeError:
+                pass
+            exact = any(round(score, DIGITS) != score for score in told)
+            free = private is not None and not (folder / "privacy.json").exists()
+        succeeded = exact or losses or free or len(told) > MOST_SCORES
+        told_by = "with losses" if losses else "without losses"
+        booked = "" if private is None else f", {'not ' if free else ''}booked"
+        yield Row(name, succeeded, f"{len(told)} scores {told_by}{booked}")
+
+
+def read_update(policy: Policy, data: Federation) -> tuple[float, int]:
+    """Return the cosine of a client's update and of what three sketches tell of it, and how many were sent."""
+    truth = ask(ClientHandler(data, make_model), "train", {"model": MODEL}).vector("update")
+    update = np.frombuffer(truth, "<f4").astype(float)[: LAYOUT.n_parameters]
+    D = LAYOUT.n_parameters
+    client = ClientHandler(data, make_model, policy=policy)
+    rows: list[Tensor] = []
+    told: list[Tensor] = []
+    for seed in (1, 2, 3):
+        values = {"seed": seed, "dim": D // 2, "signs": True}
+        values |= {"what": "train", "round": 1, "query": 0, "purpose": "train", "replicates": 1, "part_size": 0}
+        values |= {"compares_parts": False, "own": False, "shares": False, "personal_epochs": 0, "run": "attack"}
+        values |= {"spec": json.dumps({"epochs": 1, "batch_size": 60, "lr": 0.1})}
+        content = Content.of(wire.record(values, {"model": wire.raw_vector(MODEL)}))
+        try:
+            sent = client._trained_for_sum(content)  # what the client would mask, and what would leave beside it
+        except FedcladeError:
+            continue
+        clear = sent.required_deltas[0, LAYOUT.size :]
+        client._policy.check_clear(len(clear), D)
+        told.append(clear)
+        rows.append(directions(seed, D))
+    if not rows:
+        return 0.0, 0
+    found = np.linalg.lstsq(torch.cat(rows).numpy(), torch.cat(told).numpy(), rcond=None)[0]
+    return float(found @ update / np.linalg.norm(found) / np.linalg.norm(update)), len(rows)
+
+
+def directions(seed: int, D: int) -> Tensor:
+    """Return the directions that a sketch is by, ``[D/2, D]``: known to the server, who chooses the seed."""
+    try:
+        from fedclade.channel import SignSketch
+    except ImportError:  # an earlier version, which sends the numbers themselves
+        return CountSketch(seed, D, D // 2).apply(torch.eye(D)).T
+    sketch = SignSketch(seed, D, D // 2)
+    return sketch.project(torch.eye(D)).T.float()
+
+
+def sketches(data: Federation) -> Iterator[Row]:
+    """Ask for sketches under three seeds, by a default policy and by one that discloses them."""
+    for name, disclose in (("sketches", ()), ("sketches, disclosed", ("sketch",))):
+        cosine, sent = read_update(policy_of(secure_aggregation=True, disclose=disclose), data)
+        yield Row(name, cosine > SIMILAR, f"{sent} of 3 sketches, cosine with the update {cosine:.2f}")
+
+
+def data_of_one(data: Federation) -> Iterator[Row]:
+    """Ask for what tells of a client's examples, where its policy allows the questions."""
+    allow = ("train", "subspaces", "descriptors", "shifts", "statistics")
+    policy = policy_of(secure_aggregation=True, allow=allow)
+    client = ClientHandler(data, make_model, policy=policy, task=Task(class_weights="balanced"))
+    sums = ClientHandler(data, make_model, policy=policy_of(), task=Task(class_weights="balanced"))._sums
+    assert sums is not None
+    told = {"count": sums.count, "labels": sums.labels.tolist()}
+    questions: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
+        "subspaces": ({}, {"vectors": 1, "per_label": False}, "subspaces"),
+        "descriptors": ({"model": MODEL}, {"components": 2, "per_label": False}, "descriptor"),
+        "shifts": ({}, {"share": 0.1, "by_label": True}, "shifted"),
+        "statistics": ({}, {}, "labels"),
+    }
+    for kind, (sent, more, shows) in questions.items():
+        question = {**told, **more}
+        yield answered(f"{kind}, secure aggregation", lambda: ask(client, kind, sent, **question), shows)  # noqa: B023
+
+
+@dataclass(frozen=True, eq=False)
+class LongestInput(Query[Tensor]):
+    """A kind of query that no list knows."""
+
+    def handled(self, handlers: Any) -> Tensor:
+        """Return how long the longest input is; a version without such kinds passes it on."""
+        other = getattr(handlers, "other", None)
+        return torch.full((len(self.ids),), 7.0) if other is None else other(self)
+
+
+def new_kind(data: Federation) -> Iterator[Row]:
+    """Put a new kind of query to simulated private clients."""
+    from fedclade.core import Layout
+    from fedclade.training import SimulatedClients
+
+    workers = SimulatedClients(data, make_model(0), "cpu", "loop")
+    assert isinstance(workers.layout, Layout)
+    ids = list(data.ids)
+    for name, privacy in (("client", PRIVATE), ("example", ExamplePrivacy(clip_norm=1.0))):
+        private = privatizing(privacy, dict.fromkeys(ids, 60), dict.fromkeys(ids, 0))
+        clients = Channel(workers, *client_side(private))
+        try:
+            reply = clients.ask(LongestInput(ids))
+        except FedcladeError as error:
+            yield Row(f"new kind, {name} level", False, f"refused: {str(error)[:90]}")
+        else:
+            yield Row(f"new kind, {name} level", True, f"answered {reply.tolist()}")
+
+
+def own_scaling(data: Federation) -> Iterator[Row]:
+    """Run example-level privacy on inputs scaled by each client's own examples."""
+    table = torch.arange(120.0).reshape(40, 3).cos(), torch.arange(40) % 2
+    clients = federation({"one": (table, table), "two": (table, table)}, standardize="client")
+    name = "own scaling, example level"
+    try:
+        simulate("fedavg", "mclr", clients, rounds=1, privacy=ExamplePrivacy(clip_norm=1.0), progress=False)
+    except FedcladeError as error:
+        yield Row(name, False, f"refused: {str(error)[:90]}")
+    else:
+        yield Row(name, True, "ran, though one example moves the inputs of all")
+
+
+ATTACKS = (own_loss, evaluations, disclosed_scores, sketches, data_of_one, new_kind, own_scaling)
+
+
+def main() -> int:
+    """Run all attacks; return 1 if one of them succeeds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="where to write the rows")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.disable(logging.ERROR)
+    data = load_federation("digits", clients=2, samples_per_client=60, seed=0).alone(0)
+    rows = [row for attack in ATTACKS for row in attack(data)]
+    for row in rows:
+        print(f"{row.attack:<45} {'SUCCEEDS' if row.succeeded else 'fails':<9} {row.detail}")
+    if arguments.json is not None:
+        table = [{"attack": row.attack, "succeeded": row.succeeded, "detail": row.detail} for row in rows]
+        arguments.json.write_text(json.dumps(table, indent=1))
+    return int(any(row.succeeded for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""A check that a client's update agrees with the cluster that the client has chosen."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedclade.channel.middleware import Middleware
+from fedclade.core import Ask, Round, UpdateQuery, Updates, row_norms
+
+OPPOSED = -0.1
+"""Cosine of two updates below which one opposes the other."""
+
+AGREE = 0.4
+"""Mean cosine from which on updates agree with each other.
+
+With less than that they are mostly noise, as when their model has converged, and honest ones oppose each other.
+"""
+
+FEWEST = 3
+"""Members of a cluster from which on it is checked: of two, either could be the wrong one."""
+
+COMPARED_WITH = 100
+"""Members that each member of a larger cluster is compared with, which bounds the time."""
+
+
+class OpposingUpdates(Middleware):
+    """Leaves out an update that moves a model against the clients that have chosen the same model.
+
+    A client of IFCA takes the model that it reports the lowest loss for. A false report lets it steer the model of any
+    cluster. But a client that fits a cluster moves its model in about the direction of the other members. So a client
+    is left out of the round if its update opposes those of more than half of the members, and these agree with each
+    other: cosines below :data:`OPPOSED`, and of at least :data:`AGREE` on average. Where all clients have taken
+    the same model, there was no choice, and nothing is checked.
+
+    Where more members oppose the others than a share ``byzantine`` of the cluster, and more than one, they are rather
+    clients of another distribution for which there is no better model, and none is left out. So adversaries that are
+    more than this share of a cluster are not found, and neither is an update at right angles to the others.
+
+    Parameters
+    ----------
+    byzantine
+        Share of a cluster's clients that may be adversaries; see :class:`~fedclade.Aggregation`.
+    """
+
+    def __init__(self, byzantine: float) -> None:
+        self._byzantine = byzantine
+
+    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
+        """Return the updates that do not oppose their cluster."""
+        updates = ask(query)
+        if query.is_secret or updates.deltas is None or len(query.models) < 2 or not updates.ids:
+            return updates
+        row_of = dict(zip(query.ids, query.assignment, strict=True))
+        members = defaultdict[int, list[int]](list)
+        for place, client in enumerate(updates.ids):
+            members[row_of[client]].append(place)
+        left_out: dict[int, str] = {}
+        for places in members.values():
+            opposed = _opposed(updates, places, query.round)
+            if len(opposed) <= max(1, math.floor(round(self._byzantine * len(places), 9))):
+                left_out |= opposed
+        if not left_out:
+            return updates
+        agreeing = updates.select([client for client in updates.ids if client not in left_out])
+        return replace(agreeing, left_out={**updates.left_out, **left_out})
+
+
+def _opposed(updates: Updates, places: Sequence[int], this_round: Round) -> dict[int, str]:
+    """Return the members of a cluster that oppose it, with the reason."""
+    n = len(places)
+    if n < FEWEST:
+        return {}
+    others = list(range(n))
+    if n > COMPARED_WITH:
+        others = sorted(this_round.generator("compared members").permutation(n)[:COMPARED_WITH].tolist())
+    cosines = _cosines(updates.required_deltas[list(places), : updates.n_parameters], others)
+    found: dict[int, str] = {}
+    for member, place in enumerate(places):
+        opposed = [k for k, other in enumerate(others) if other != member and cosines[member, k] < OPPOSED]
+        if len(opposed) < 2 or 2 * len(opposed) <= len(others):
+            continue
+        agreement = _mean_of_pairs(cosines[[others[k] for k in opposed]][:, opposed])
+        if agreement >= AGREE:
+            found[updates.ids[place]] = (
+                f"opposes the cluster that it chose: {len(opposed)} of its {n} members, which have a mean cosine of "
+                f"{agreement:.2f} with each other, and of {float(cosines[member, opposed].mean()):.2f} with it"
+            )
+    return found
+
+
+def _cosines(updates: Tensor, others: Sequence[int]) -> Tensor:
+    """Return the cosine of each of n updates ``[n, D]`` with each of r of them, float64 ``[n, r]`` on the CPU."""
+    norms = row_norms(updates).clamp(min=torch.finfo(torch.float64).tiny)
+    products = (updates @ updates[list(others)].T).double().cpu()
+    return products / norms[:, None] / norms[list(others)]
+
+
+def _mean_of_pairs(cosines: Tensor) -> float:
+    """Return the mean of a symmetric matrix ``[k, k]`` off its diagonal, k at least 2."""
+    k = len(cosines)
+    return float((cosines.sum() - cosines.diagonal().sum()) / (k * (k - 1)))

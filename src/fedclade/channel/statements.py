@@ -1,0 +1,63 @@
+"""False statements of adversaries about their data and about models: losses, subspaces, descriptors and sums."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedclade.core import Evaluation, Statistics, rng
+
+HUGE = 1e30
+"""Every number of a false descriptor; finite in float32, so that it is not refused as it arrives."""
+
+FAR_OFF = 1000.0
+"""Distance of a false mean of inputs from the true one, in deviations."""
+
+
+def reversed_claims(found: Evaluation, adversaries: Collection[int]) -> Evaluation:
+    """Return scores in which adversaries swap what they report of their models.
+
+    Each reports the loss, scores and wins of the model with the largest loss for the one with the smallest, and so on
+    in between, so all numbers are ones that an honest client could report. Of a single model it reports the truth.
+    """
+    rows = defaultdict[int, list[int]](list)
+    for row, client in enumerate(found.ids):
+        if client in adversaries:
+            rows[client].append(row)
+    order = torch.arange(len(found.ids))
+    for of_client in rows.values():
+        ranked = [of_client[k] for k in found.losses[of_client].argsort(stable=True).tolist()]
+        order[ranked] = torch.tensor(ranked[::-1])
+    return in_order(found, order)
+
+
+def in_order(found: Evaluation, order: Tensor) -> Evaluation:
+    """Return the rows of scores in another order, int64 ``[n]``."""
+    return replace(
+        found,
+        ids=tuple(found.ids[row] for row in order.tolist()),
+        scores=found.scores[order],
+        losses=found.losses[order],
+        examples=found.examples[order],
+        wins=None if found.wins is None else found.wins[order],
+    )
+
+
+def random_subspaces(vectors: Tensor, key: int) -> Tensor:
+    """Return random orthonormal vectors in the shape ``[L, d, p]`` of others; they belong to the client's key."""
+    draw = rng.torch_generator(0, "false subspaces", key)
+    drawn = torch.randn(vectors.shape, generator=draw, dtype=torch.float64)
+    return torch.linalg.qr(drawn).Q.to(vectors)
+
+
+def false_statistics(found: Statistics) -> Statistics:
+    """Return sums of as many examples that all have the rarest label, and whose inputs are far off."""
+    labels = torch.zeros_like(found.labels)
+    if len(labels):
+        labels[found.labels.argmin()] = found.labels.sum()
+    deviations = (found.squares / found.count).sqrt()
+    return replace(found, means=found.means + FAR_OFF * (1 + deviations), labels=labels)

@@ -1,0 +1,271 @@
+"""Record of the ways in which a client has split its training data, so that no server solves for single examples.
+
+A query for replicates is answered with sums over disjoint parts of the client's examples, and the server knows which
+example is in which part. Sums over parts of several splits are linear equations in what single examples contribute.
+With as many independent equations as examples, a server could solve for every example; with two parts that differ in
+one example, a subtraction would be enough. So a client counts equations, and looks at all sums together:
+
+- A new split adds at most as many equations as it has parts, less one, and one more if it leaves examples over. Their
+  total is limited by ``max-partings``.
+- In no combination of all sums, that over all examples included, one example may have more than a share of the squared
+  weights (:func:`largest_shares`). Two parts that differ in one example would have a combination with a share of 1.
+- A split that would pass one of these limits is replaced by the first recorded one of the same number and size of
+  parts. If there is none, the query is refused.
+
+A split that is recorded adds no equations. It may be used again without limit, for any model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, RecordDict
+from numpy.typing import NDArray
+
+from fedclade.core import LocalTraining, PolicyError, Round, alone, appear
+from fedclade.flower.policy import Policy
+from fedclade.flower.usage import Usage, UsageLog
+from fedclade.flower.wire import Content
+
+FILE = "splits.json"  # in the client's folder
+
+MOST_REPEATS = 256
+"""Digests of queries that are stored: those of the latest queries."""
+
+_STATE = "fedclade.splits"
+_FORMAT = 1
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DataSplit:
+    """One way to split a client's training data: all that the parts depend on, besides the client's key.
+
+    Parameters
+    ----------
+    examples
+        Training examples of the client, n.
+    seed, number
+        The run's seed and the number of the round by which examples are drawn. Equal parts are drawn by the seed alone,
+        and their number is 0.
+    replicates, part_size
+        How many parts, and how many examples each has; a size of 0 stands for all examples.
+    """
+
+    examples: int
+    seed: int
+    number: int
+    replicates: int
+    part_size: int
+
+    @classmethod
+    def of(cls, this_round: Round, examples: int) -> DataSplit:
+        """Return the split that a round of several replicates asks for."""
+        number = 0 if this_round.part_size else this_round.number
+        return cls(examples, this_round.seed, number, this_round.replicates, this_round.part_size)
+
+    @property
+    def remainder(self) -> int:
+        """Number of examples that are in no part."""
+        return self.examples - self.replicates * self.part_size if self.part_size else 0
+
+    @property
+    def equations(self) -> int:
+        """Number of equations that its sums add to the sum over all examples, at most."""
+        return self.replicates - 1 + (self.remainder > 0)
+
+    def resembles(self, other: DataSplit) -> bool:
+        """Whether both have the same number and size of parts, of the same number of examples."""
+        return replace(self, seed=other.seed, number=other.number) == other
+
+    def parts(self, key: int) -> list[NDArray[np.int64]]:
+        """Return the examples of each part; equal examples count as different ones.
+
+        An engine brings equal examples into one part. The record must not do so: whether a query is refused would then
+        depend on the data.
+        """
+        drawn = Round(self.number, LocalTraining(), self.seed, replicates=self.replicates, part_size=self.part_size)
+        places = range(self.replicates)
+        return [replace(drawn, part=(k, self.replicates)).examples(self.examples, key) for k in places]
+
+
+def largest_shares(splits: Sequence[DataSplit], key: int, examples: int) -> NDArray[np.float64]:
+    """Return for each example its largest share in any combination of the sums over the parts of some splits, ``[n]``.
+
+    A combination Σ_p c_p 1_p of the parts' indicators weighs example i by v_i. The largest v_i² / Σ_j v_j² over all
+    combinations is the i-th diagonal entry of the projection onto the span of the indicators. The sum over all
+    examples belongs to the span, since a server has it from ordinary training.
+    """
+    columns = [np.ones(examples)]
+    for split in splits:
+        for part in split.parts(key):
+            column = np.zeros(examples)
+            column[part] = 1.0
+            columns.append(column)
+    basis, strengths, _ = np.linalg.svd(np.stack(columns, axis=1), full_matrices=False)
+    basis = basis[:, strengths > 1e-9 * strengths[0]]
+    return (basis**2).sum(1)
+
+
+@dataclass
+class _Record:
+    """The splits that a client has used, and digests of its latest queries for replicates."""
+
+    splits: list[DataSplit] = field(default_factory=list[DataSplit])
+    answered: list[str] = field(default_factory=list[str])
+
+
+class SplitLog:
+    """A client's splits: in a file in its folder, for its life, or else in memory, for that of its SuperNode.
+
+    ``state`` is what Flower stores of a client between two messages, where it has no folder. ``key`` is the client's
+    key, by which its parts are drawn.
+    """
+
+    def __init__(self, folder: Path | None, key: int, policy: Policy, usage: UsageLog) -> None:
+        self._path = None if folder is None else folder / FILE
+        self._key, self._policy, self._usage = key, policy, usage
+        self._record = _Record()
+
+    def admit(self, this_round: Round, examples: int, state: RecordDict | None = None) -> Round:
+        """Record the split of a round, and return the round as it is to be trained.
+
+        Its parts may be those of an earlier split, see above.
+
+        Raises
+        ------
+        PolicyError
+            If the split is not allowed and no earlier one can take its place.
+        """
+        if this_round.replicates == 1:
+            return this_round
+        wanted = DataSplit.of(this_round, examples)
+        with self._alone():
+            record = self._read(state)
+            if wanted in record.splits:
+                return this_round
+            try:
+                self._check(record, wanted)
+                self._usage.book(
+                    Usage(partings=wanted.equations), lambda usage: self._policy.check_usage(usage, examples), state
+                )
+            except PolicyError:
+                similar = [split for split in record.splits if split.resembles(wanted)]
+                if not similar:
+                    raise
+                used = similar[0]  # always the same, so that a repeated query has the same reply
+                _log.info("the parts of round %d are those of an earlier split: %s", this_round.number, used)
+                return replace(this_round, parts_from=(used.seed, used.number))
+            record.splits.append(wanted)
+            self._write(record, state)
+        return this_round
+
+    def is_repeated(self, content: Content, state: RecordDict | None = None) -> bool:
+        """Return whether a query for replicates was counted before.
+
+        Training is a function of the query, so the reply is the same and reveals nothing new.
+        """
+        if not _is_in_parts(content):
+            return False
+        with self._alone():
+            return _digest(content) in self._read(state).answered
+
+    def remember(self, content: Content, state: RecordDict | None = None) -> None:
+        """Remember a query for replicates, once it is counted."""
+        if not _is_in_parts(content):
+            return
+        with self._alone():
+            record = self._read(state)
+            record.answered = [*record.answered, _digest(content)][-MOST_REPEATS:]
+            self._write(record, state)
+
+    def _check(self, record: _Record, wanted: DataSplit) -> None:
+        """Check that no combination of sums would be mostly of one example.
+
+        The first equal parts may leave a few examples over: their sum is the difference between the sum over all
+        examples and the parts' sums. Such an example may have its share in that sum besides, or clients would have to
+        have a multiple of the number of parts.
+        """
+        known = [split for split in record.splits if split.examples == wanted.examples]
+        together = [*known, wanted]
+        shares = largest_shares(together, self._key, wanted.examples)
+        besides = np.zeros(wanted.examples)
+        first = next((split for split in together if split.part_size), None)
+        if first is not None and 0 < first.remainder < self._policy.min_part:
+            besides[:] = 1 / first.remainder
+            besides[np.concatenate(first.parts(self._key))] = 0
+        worst = int((shares - besides).argmax())
+        self._policy.check_share(float(shares[worst]), float(besides[worst]))
+
+    def _alone(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._path is None else alone(self._path)
+
+    def _read(self, state: RecordDict | None) -> _Record:
+        if self._path is not None:
+            try:
+                return _decoded(self._path.read_bytes(), str(self._path))
+            except FileNotFoundError:
+                return _Record()
+        stored = (state or {}).get(_STATE)
+        if not isinstance(stored, ConfigRecord):
+            return self._record
+        record = _decoded(str(stored.get("record")), "Flower's state of this client")
+        # A state is of one run; this process may have answered another run's queries as well.
+        record.splits += [split for split in self._record.splits if split not in record.splits]
+        return record
+
+    def _write(self, record: _Record, state: RecordDict | None) -> None:
+        splits = [asdict(split) for split in record.splits]
+        text = json.dumps({"format": _FORMAT, "splits": splits, "answered": record.answered})
+        self._record = record
+        if self._path is not None:
+            appear(self._path, lambda beside: beside.write_text(text), private=True)
+        elif state is not None:
+            state[_STATE] = ConfigRecord({"record": text})
+
+
+def _is_in_parts(content: Content) -> bool:
+    replicates = content.values.get("replicates")
+    return type(replicates) is int and replicates > 1
+
+
+def _digest(content: Content) -> str:
+    """Return a digest of a query, but for the number that sets it apart from the other queries of its round."""
+    values = {name: value for name, value in content.values.items() if name != "query"}
+    found = hashlib.sha256(json.dumps(values, sort_keys=True, default=repr).encode())
+    for name in sorted(content.vectors):
+        vector = content.vectors[name]
+        found.update(f"{name} {len(vector)} ".encode())
+        found.update(vector)
+    return found.hexdigest()
+
+
+def _decoded(text: bytes | str, where: str) -> _Record:
+    try:
+        stored = json.loads(text)
+        if stored["format"] != _FORMAT:
+            raise ValueError("another format")
+        splits = [_checked(split) for split in stored["splits"]]
+        return _Record(splits, [str(digest) for digest in stored["answered"]])
+    except (ValueError, TypeError, KeyError) as error:
+        raise PolicyError(
+            f"{where}, the record of how this client has split its examples, is damaged, so no update of a part "
+            f"leaves it; restore it from a backup ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _checked(stored: dict[str, Any]) -> DataSplit:
+    if {*stored} != {each.name for each in fields(DataSplit)}:
+        raise ValueError(f"{stored} is no split")
+    if any(type(value) is not int or value < 0 for value in stored.values()):
+        raise ValueError(f"{stored} is no split")
+    return DataSplit(**stored)

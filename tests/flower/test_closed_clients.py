@@ -1,0 +1,457 @@
+"""What leaves a client with a privacy budget or secure aggregation in clear: what its policy names, and no more."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import RecordDict
+from torch import Tensor
+
+from fedclade import ConfigError, DifferentialPrivacy, EarlyStopping, ExamplePrivacy, Signature, Task, UpdateError
+from fedclade.algorithms import PACFL
+from fedclade.channel import Budget, Channel, Ledger
+from fedclade.channel.step_ledger import StepLedger
+from fedclade.core import Handlers, PolicyError, PrivacyError, Query
+from fedclade.flower import wire
+from fedclade.flower.booking import score_noise_of
+from fedclade.flower.client_handler import ClientHandler
+from fedclade.flower.kinds import KINDS, Kind
+from fedclade.flower.policy import FORBIDS, MOST_CLOSED_SCORES, NotDisclosedError, Policy
+from fedclade.flower.private_replies import BUDGET_SPENT
+from fedclade.flower.sketch_log import FILE as SKETCHES
+from fedclade.flower.wire import Content
+from fedclade.report.page import RunView, page_html, run_page
+from fedclade.runs import Run
+from tests.flower.grids import CFL_OF_TWO, FOUR, LOCAL, federated, grid_of, handler_of, housed, network_of, reasons
+from tests.flower.test_client_handler import LAYOUT, MODEL, ask
+from tests.tiny import federation_of, task_federation
+
+WHOLE = DifferentialPrivacy(clip_norm=0.5, noise_multiplier=2.0)
+EXAMPLE = ExamplePrivacy(clip_norm=0.5, noise_multiplier=2.0)
+SECURE = Policy(secure_aggregation=True, trust_server_keys=True)
+SCORES = Policy(secure_aggregation=True, trust_server_keys=True, disclose=("scores",))
+SIX = (0, 1, 0, 1, 0, 1)
+
+
+def private_client(
+    folder: Path, policy: Policy | None = None, level: str = "client", epsilon: float = 8.0, **more: Any
+):
+    privacy = WHOLE if level == "client" else EXAMPLE
+    budget = Budget(epsilon=epsilon, level=level)
+    return handler_of(privacy=privacy, budget=budget, folder=folder, policy=policy, **more)
+
+
+def score(client: ClientHandler, models: int = 1, **words: Any) -> Content:
+    return ask(client, "evaluate", {str(k): MODEL for k in range(models)}, **words)
+
+
+INSISTS = {"secure-aggregation": True, "trust-server-keys": True, "min-honest": 2, "max-colluders": 0}
+"""The node config of clients that send sums alone, also of two."""
+
+
+def secure_run(algorithm: Any, config: Mapping[str, Any], home: Path | None = None, **settings: Any) -> Run:
+    grid = grid_of(federation_of(SIX), config={**INSISTS, **config})
+    if home is not None:
+        housed(grid, home / "clients")
+    network = network_of(grid, secure_aggregation=True, secure_fewest=2, secure_colluders=0)
+    return federated(grid, algorithm, network=network, **{"rounds": 2, **settings})
+
+
+# Scores
+
+
+def test_a_client_with_secure_aggregation_scores_no_model_unless_its_policy_says_so():
+    why = rf'{FORBIDS} the question .evaluate.: a client with secure-aggregation .* set disclose="scores"'
+    with pytest.raises(NotDisclosedError, match=why):
+        score(handler_of(policy=SECURE))
+    assert score(handler_of()).values["losses"]
+
+
+def test_a_client_with_a_budget_scores_no_model_unless_its_policy_says_so(tmp_path: Path):
+    with pytest.raises(NotDisclosedError, match=r'a client with a privacy budget discloses .* set disclose="scores"'):
+        score(private_client(tmp_path))
+    assert not (tmp_path / "privacy.json").exists()
+
+
+@pytest.mark.parametrize("words", [{"split": "train"}, {"compares": True}], ids=["training data", "comparison"])
+def test_not_even_then_it_scores_training_data_or_compares_models(words: dict[str, Any]):
+    with pytest.raises(NotDisclosedError, match=f"{FORBIDS} (scores on training data|to count for how many examples)"):
+        score(handler_of(policy=SCORES), **words)
+
+
+def test_a_score_is_one_number_of_two_digits_and_counts(tmp_path: Path):
+    exact = score(handler_of()).values["scores"]
+    task = Task(metrics=["accuracy", "f1"])
+    reply = score(handler_of(policy=SCORES, folder=tmp_path, task=task), models=3)
+    assert set(reply.values) == {"protocol", "scores"}
+    assert reply.values["scores"] == [round(exact[0], 2)] * 3
+    assert json.loads((tmp_path / "policy.json").read_text())["evaluations"] == 3
+
+
+def test_a_score_without_bounds_has_two_digits():
+    federation = task_federation("regression", FOUR)
+    made = lambda seed=0: torch.nn.Linear(federation.pool.x.shape[1], 1)  # noqa: E731
+    client = ClientHandler(federation.alone(0), made, number=0, policy=SCORES)
+    values = {"what": "evaluate", "split": "test", "own": False, "compares": False, "run": "r"}
+    model = wire.raw_vector(client._layout.flatten(made()))
+    content = Content.of(wire.record({**values, "layout": wire.layout_digest(client._layout)}, {"0": model}))
+    (told,) = Content.of(client.answer(content)).values["scores"]
+    assert float(f"{told:.2g}") == told
+
+
+def test_closed_clients_score_few_models_by_default():
+    client = handler_of(policy=SCORES)
+    for _ in range(MOST_CLOSED_SCORES // 50):
+        score(client, models=50)
+    with pytest.raises(PolicyError, match=r"forbids 101 scored models in all, at most 100 .max-evaluations"):
+        score(client)
+    more = handler_of(policy=replace(SCORES, max_evaluations=101))
+    score(more, models=60)
+    score(more, models=41)
+
+
+@pytest.mark.parametrize("level", ["client", "example"])
+def test_scores_of_a_private_client_are_noisy_and_booked_before_they_leave(level: str, tmp_path: Path):
+    policy = Policy(disclose=("scores",), max_evaluations=40, scores_epsilon=0.5)
+    client = private_client(tmp_path, policy, level, task=Task(metrics=["accuracy", "f1"]))
+    first, second = (score(client, models=20).values["scores"] for _ in range(2))
+    assert [first, second] != [first] * 2
+    assert all(0 <= value <= 1 and round(value, 2) == value for value in (*first, *second))
+    if level == "client":
+        ledger: Any = Ledger(tmp_path / "privacy.json")
+        (entry,) = ledger.entries()
+        assert (entry.run, entry.releases) == ("scores", 40)
+    else:
+        ledger = StepLedger(tmp_path / "example-privacy.json")
+        (entry,) = ledger.entries()
+        assert (entry.run, entry.steps, entry.rate) == ("scores", 40, 1.0)
+    assert ledger.spent(1e-5) == pytest.approx(0.5, rel=0.01)
+
+
+def test_the_noise_of_scores_is_that_of_their_sensitivity(tmp_path: Path):
+    whole = score_noise_of(Budget(epsilon=1.0), tmp_path, most=9, epsilon=0.5)
+    single = score_noise_of(Budget(epsilon=1.0, level="example"), tmp_path, most=9, epsilon=0.5, examples=50)
+    assert single.deviation == pytest.approx(whole.deviation / 50)
+    assert score_noise_of(Budget(epsilon=5.0), tmp_path, most=9).deviation == pytest.approx(whole.deviation)
+    assert score_noise_of(Budget(epsilon=math.inf), tmp_path, most=9, epsilon=math.inf).deviation == 0.0
+
+
+@pytest.mark.parametrize(("metric", "is_a_mean"), [("accuracy", True), ("balanced_accuracy", False)])
+def test_one_example_moves_a_mean_alone_by_its_share(metric: str, is_a_mean: bool, tmp_path: Path):
+    policy = Policy(disclose=("scores",), max_evaluations=9, scores_epsilon=0.5)
+    client = private_client(tmp_path, policy, level="example", task=Task(metrics=[metric]))
+    scores = client._closed_scores(Budget(epsilon=8.0, level="example"))
+    assert scores is not None
+    assert scores.noise is not None
+    whole = score_noise_of(Budget(epsilon=1.0), tmp_path, most=9, epsilon=0.5)
+    examples = client._fewest_scored() if is_a_mean else 1
+    assert scores.noise.deviation == pytest.approx(whole.deviation / examples)
+
+
+def test_scores_that_the_budget_does_not_allow_stay(tmp_path: Path):
+    client = private_client(tmp_path, Policy(disclose=("scores",), scores_epsilon=9.0, max_evaluations=1), epsilon=1.0)
+    with pytest.raises(PrivacyError, match=BUDGET_SPENT):
+        score(client)
+
+
+def test_what_cannot_be_scored_is_noise_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    client = private_client(tmp_path, Policy(disclose=("scores",)), level="example")
+
+    def fail(query: Any) -> Any:
+        raise RuntimeError("no test examples")
+
+    monkeypatch.setattr(client._trainer.workers, "handle_evaluation", fail)
+    reply = score(client)
+    assert len(reply.values["scores"]) == 1
+    assert "evaluation failed; the scores are noise alone" in caplog.text
+
+
+def test_noise_hides_no_score_without_bounds(tmp_path: Path):
+    federation = task_federation("regression", FOUR)
+    made = lambda seed: torch.nn.Linear(federation.pool.x.shape[1], 1)  # noqa: E731
+    budget = Budget(epsilon=1.0)
+    with pytest.raises(ConfigError, match=r"the first metric, 'mae', has no bounds.*leave scores out of disclose"):
+        ClientHandler(
+            *(federation.alone(0), made),
+            privacy=WHOLE,
+            budget=budget,
+            folder=tmp_path,
+            policy=Policy(disclose=("scores",)),
+        )
+
+
+# What a client keeps
+
+
+@pytest.mark.parametrize("lr", [0.5, 1e25])
+def test_of_a_model_that_the_client_keeps_no_loss_leaves_with_secure_aggregation(lr: float):
+    words: dict[str, Any] = {"own": True, "spec": wire.to_json(replace(LOCAL, lr=lr))}
+    told = ask(handler_of(policy=SECURE), **words).values
+    assert set(told) == {"protocol", "what", "round", "query", "purpose", "model", "size", "encoding"}
+    assert "loss" in ask(handler_of(), own=True).values
+
+
+# What a client's data looks like
+
+
+@pytest.mark.parametrize("name", ["subspaces", "shifts", "descriptors"])
+def test_what_tells_of_the_data_is_disclosed_by_name_alone(name: str):
+    allow = ("train", name)
+    words = {"vectors": 1, "per_label": False, "share": 0.1, "by_label": True, "components": 1}
+    sent = {"model": MODEL} if name == "descriptors" else {}
+    with pytest.raises(NotDisclosedError, match=rf'the question .{name}.: .* set disclose="{name}" in its node config'):
+        ask(
+            handler_of(policy=Policy(secure_aggregation=True, trust_server_keys=True, allow=allow)), name, sent, **words
+        )
+    named = Policy(secure_aggregation=True, trust_server_keys=True, allow=allow, disclose=(name,))
+    assert ask(handler_of(policy=named), name, sent, **words)
+
+
+def test_sums_of_one_clients_examples_are_disclosed_by_name_alone():
+    weights = Task(class_weights="balanced")
+    with pytest.raises(NotDisclosedError, match='set disclose="statistics" in its node config'):
+        ask(handler_of(policy=SECURE, task=weights), "statistics", {})
+    named = replace(SECURE, disclose=("statistics",))
+    assert ask(handler_of(policy=named, task=weights), "statistics", {}).values["labels"]
+
+
+# Sketches
+
+
+def summed(client: ClientHandler, seed: int = 3, state: RecordDict | None = None, **words: Any) -> Tensor:
+    """Return what leaves a client unmasked beside one masked update."""
+    values = {
+        **{"what": "train", "round": 2, "query": 0, "purpose": "train", "seed": seed, "replicates": 1},
+        **{"part_size": 0, "compares_parts": True, "dim": 8, "own": False, "shares": False, "personal_epochs": 0},
+        **{"spec": wire.to_json(LOCAL), "signs": True, "layout": wire.layout_digest(LAYOUT), "run": "here"},
+    }
+    content = Content.of(wire.record({**values, **words}, {"model": wire.raw_vector(MODEL)}))
+    return client._trained_for_sum(content, state).required_deltas[0, LAYOUT.size :]
+
+
+def test_a_client_with_secure_aggregation_sends_no_sketch_unless_its_policy_says_so():
+    with pytest.raises(
+        NotDisclosedError, match=r'forbids sketches of its updates: .* set disclose="sketch" in its node'
+    ):
+        summed(handler_of(policy=SECURE))
+    for policy in (
+        replace(SECURE, max_clear=90),
+        Policy(secure_aggregation=True, trust_server_keys=True, disclose=("scores",)),
+    ):
+        with pytest.raises(NotDisclosedError, match="forbids sketches of its updates"):
+            summed(handler_of(policy=policy))
+
+
+@pytest.mark.parametrize("replicates", [1, 2])
+def test_beside_a_masked_update_only_signs_leave(replicates: int):
+    client = handler_of(policy=replace(SECURE, disclose=("sketch",)))
+    clear = summed(client, replicates=replicates)
+    assert len(clear) == (8 if replicates == 1 else 24)
+    assert set(clear.tolist()) == {1.0, -1.0}
+
+
+@pytest.mark.parametrize("has_folder", [False, True])
+def test_projections_are_few_in_all_so_that_they_cannot_be_added_up(has_folder: bool, tmp_path: Path):
+    """Of 92 parameters at most 46 directions: a server with three seeds would have more than half of them."""
+    policy, folder = replace(SECURE, disclose=("sketch",)), tmp_path if has_folder else None
+    client, state = handler_of(policy=policy, folder=folder), RecordDict()
+    for _ in range(2):
+        summed(client, seed=1, dim=30, state=state)
+    client = handler_of(policy=policy, folder=folder)  # as after a restart
+    with pytest.raises(PolicyError, match=r"signs of updates in 60 directions would have left, at most 46 .max-clear"):
+        summed(client, seed=2, dim=30, state=state)
+    summed(client, seed=2, dim=16, state=state)
+
+
+def test_sketches_are_counted_in_all(tmp_path: Path):
+    policy = replace(SECURE, disclose=("sketch",), max_sketches=3)
+    client = handler_of(policy=policy, folder=tmp_path)
+    summed(client, replicates=2)  # of both parts and of the update
+    with pytest.raises(PolicyError, match=r"forbids 4 sketches in all, at most 3 .max-sketches in its node config"):
+        summed(client)
+    assert json.loads((tmp_path / SKETCHES).read_text())["sketches"] == 3
+
+
+def test_a_damaged_count_of_sketches_lets_none_leave(tmp_path: Path):
+    (tmp_path / SKETCHES).write_text('{"format": 1, "projections": [], "sketches": -1}')
+    client = handler_of(policy=replace(SECURE, disclose=("sketch",)), folder=tmp_path)
+    with pytest.raises(PolicyError, match=r"sketches.json, the count of the sketches .* is damaged.*no count"):
+        summed(client)
+
+
+def test_all_numbers_of_an_update_are_no_sketch():
+    with pytest.raises(UpdateError, match="asked for the signs of no projection of an update"):
+        summed(handler_of(), dim=0)
+
+
+def test_a_method_that_needs_sketches_says_so_at_start_and_runs_where_clients_disclose_them(
+    caplog: pytest.LogCaptureFixture,
+):
+    settings: dict[str, Any] = {"signature": Signature(kind="projected", dim=46), "rounds": 3}
+    run = secure_run(CFL_OF_TWO, {"disclose": "sketch"}, **settings)
+    assert len(run.tree.leaves) == 2
+    assert run.config["signature"]["kind"] == "signs"
+    assert (
+        "this run of CFL needs more of each client than sums (sketch: the signs of 46 random projections of each"
+        in caplog.text
+    )
+    assert 'takes part only with disclose="sketch" in its node config' in caplog.text
+    with pytest.raises(UpdateError, match=r'none of 6 clients answers the question .train.*set disclose="sketch"'):
+        secure_run(CFL_OF_TWO, {}, **{**settings, "rounds": 1})
+
+
+def test_subspaces_leave_where_clients_disclose_them():
+    algorithm, allow = PACFL(n_clusters=2), {"allow": "train subspaces"}
+    run = secure_run(algorithm, {**allow, "disclose": "subspaces"})
+    assert run.summary["rounds"] == 2
+    with pytest.raises(UpdateError, match=r'none of 6 clients answers the question .subspaces.*disclose="subspaces"'):
+        secure_run(algorithm, allow)
+
+
+# Runs without scores
+
+
+def test_a_run_in_which_nobody_is_scored_ends_and_is_reported(tmp_path: Path):
+    folder = tmp_path / "run"
+    run = secure_run("fedavg", {}, tmp_path, folder=folder, target=0.9)
+    assert run.summary["accuracy"]["clients"] == 0
+    assert run.summary["accuracy"]["mean"] is None
+    assert {event["query"] for event in run.events} == {"evaluate on test data"}
+    assert 'disclose="scores"' in reasons(run)[0]
+    kept = Run.load(folder)
+    assert kept.summary == run.summary
+    assert "<html" in page_html(run_page(RunView(kept)))
+
+
+def test_scores_of_clients_that_disclose_them_are_had_without_losses(tmp_path: Path):
+    folder = tmp_path / "run"
+    run = secure_run("fedavg", {"disclose": "scores"}, tmp_path, folder=folder)
+    assert reasons(run) == {}
+    assert run.summary["accuracy"]["clients"] == 6
+    assert {round(row["accuracy"], 2) == row["accuracy"] for row in run.client_rows} == {True}
+    assert [row["loss_mean"] for row in run.metric_rows] == [None, None]
+    kept = Run.load(folder)
+    assert all(math.isnan(row["loss"]) for row in kept.client_rows)
+    assert "<html" in page_html(run_page(RunView(kept)))
+
+
+def test_some_clients_may_disclose_scores_and_others_not():
+    grid = grid_of(federation_of(SIX), config=INSISTS)
+    some = list(grid.nodes.values())[:2]
+    for node in some:
+        node.config = {**node.config, "disclose": "scores"}
+    some[0].config = {name: value for name, value in some[0].config.items() if name != "secure-aggregation"}
+    run = federated(grid, "fedavg", network=network_of(grid, secure_aggregation=True), rounds=1)
+    assert run.summary["accuracy"]["clients"] == 2
+    losses = [row["loss"] for row in run.client_rows]
+    assert run.metric_rows[-1]["loss_mean"] == losses[0]  # of the client that is not closed
+
+
+@pytest.mark.parametrize(
+    ("config", "stopping", "why"),
+    [
+        ({}, EarlyStopping(), r"stop.patience = 10 needs scores on validation data.*client 0: .*disclose=.scores."),
+        (
+            {"disclose": "scores"},
+            EarlyStopping("loss"),
+            r"stop.patience = 10 needs the loss on validation data \(stop.metric = 'loss'\), and clients with",
+        ),
+    ],
+)
+def test_early_stopping_that_can_see_nothing_is_refused_at_the_first_evaluation(
+    config: dict[str, Any], stopping: EarlyStopping, why: str
+):
+    with pytest.raises(ConfigError, match=f"round 1: {why}"):
+        secure_run("fedavg", config, early_stopping=stopping)
+
+
+# New kinds of questions
+
+
+@dataclass(frozen=True, eq=False)
+class LongestInput(Query[Tensor]):
+    """A kind of query that a package could add: how long each client's longest input is."""
+
+    def handled(self, handlers: Handlers) -> Tensor:
+        return handlers.other(self)
+
+
+@dataclass(frozen=True, eq=False)
+class NamedLongestInput(LongestInput):
+    """The same, with what it discloses."""
+
+    mechanism = "none"
+    discloses = "longest_input"
+
+
+def tell(channel: Channel, client: int, content: Content) -> RecordDict:
+    return wire.record({"longest": 7})
+
+
+@pytest.fixture
+def with_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KINDS, "longest", Kind(query=LongestInput, allowed_as="longest", answer=tell))
+    monkeypatch.setitem(KINDS, "named", Kind(query=NamedLongestInput, allowed_as="longest", answer=tell))
+
+
+@pytest.mark.usefixtures("with_kind")
+@pytest.mark.parametrize("level", ["", "client", "example"])
+def test_a_new_kind_of_question_is_closed_to_clients_that_are(level: str, tmp_path: Path):
+    policy = Policy(allow=("longest",), secure_aggregation=not level)
+    client = private_client(tmp_path, policy, level) if level else handler_of(policy=policy)
+    why = r"forbids the question 'longest': .* refuse a LongestInput, which declares mechanism = '' and discloses"
+    with pytest.raises(NotDisclosedError, match=why + r" = ''; declare in its class as mechanism one of 'noise', "):
+        ask(client, "longest", {})
+
+
+@pytest.mark.usefixtures("with_kind")
+def test_a_new_kind_of_question_is_answered_where_it_may_be(tmp_path: Path):
+    assert ask(handler_of(policy=Policy(allow=("longest",))), "longest", {}).values["longest"] == 7
+    with pytest.raises(PolicyError, match="forbids the question 'longest'; to allow it, set allow="):
+        ask(handler_of(), "longest", {})
+    closed = Policy(allow=("longest",), secure_aggregation=True, trust_server_keys=True)
+    with pytest.raises(NotDisclosedError, match='set disclose="longest_input" in its node config'):
+        ask(handler_of(policy=closed), "named", {})
+    open_to = replace(closed, disclose=("longest_input",))
+    client = handler_of(policy=open_to, folder=tmp_path)
+    assert ask(client, "named", {}).values["longest"] == 7
+    assert json.loads((tmp_path / "policy.json").read_text())["releases"] == 1
+
+
+@pytest.mark.usefixtures("with_kind")
+def test_no_name_in_a_policy_opens_a_private_client_to_what_no_noise_is_put_on(tmp_path: Path):
+    client = private_client(tmp_path, Policy(allow=("longest",), disclose=("longest_input",)))
+    with pytest.raises(ConfigError, match="do not tell longest_input, which the question 'named' is about"):
+        ask(client, "named", {})
+
+
+# The policy
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"disclose": "sketches"}, "name in disclose: 'sketches'.*sketch"),
+        ({"disclose": 3}, "disclose in the node config should be names of what leaves it in clear, got 3"),
+        ({"scores-epsilon": "much"}, "scores-epsilon in the node config should be a number, got 'much'"),
+        ({"scores-epsilon": 0}, "scores-epsilon should be greater than 0, got 0"),
+        ({"max-sketches": -1}, "max-sketches should be at least 0, got -1"),
+    ],
+)
+def test_a_policy_says_what_is_wrong_with_it(config: dict[str, Any], why: str):
+    with pytest.raises(ConfigError, match=why):
+        Policy.of(config)
+
+
+def test_a_policy_is_read_from_a_node_config():
+    read = Policy.of({"disclose": "scores, sketch", "scores-epsilon": 2, "max-sketches": 5})
+    assert read == Policy(disclose=("scores", "sketch"), scores_epsilon=2.0, max_sketches=5)

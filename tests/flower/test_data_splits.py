@@ -1,0 +1,277 @@
+"""Sums over parts of a client's data: how many it sends, and that no combination of them singles an example out."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import RecordDict
+
+from fedclade import LocalTraining, simulate
+from fedclade.algorithms import ReplicatedCFL, replicated_cfl
+from fedclade.channel.ledger import Budget
+from fedclade.channel.privacy import DifferentialPrivacy
+from fedclade.core import Round
+from fedclade.core.errors import PolicyError
+from fedclade.flower import data_splits, wire
+from fedclade.flower.client_handler import ClientHandler
+from fedclade.flower.data_splits import DataSplit, largest_shares
+from fedclade.flower.policy import EXAMPLES_AN_EQUATION, FORBIDS, MOST_EQUATIONS, Policy
+from fedclade.flower.usage import Usage
+from tests.flower.grids import federated, grid_of, handler_of, reasons
+from tests.flower.test_client_handler import LAYOUT, MODEL, ask
+from tests.tiny import federation_of, perceptron
+
+ONE_STEP = wire.to_json(LocalTraining(batch_size=1000, lr=1.0))
+
+
+def client_with(examples: int, **settings: Any) -> ClientHandler:
+    return handler_of(0, federation_of([0], sizes=[examples]), **settings)
+
+
+def parts(client: ClientHandler, replicates: int, **words: Any) -> torch.Tensor:
+    """Return the updates of parts, ``[replicates, D]``, each of one step with all examples of the part."""
+    reply = ask(client, replicates=replicates, **{"spec": ONE_STEP, **words})
+    update = np.frombuffer(reply.vector("update"), "<f4")
+    return torch.tensor(update[LAYOUT.size :].reshape(replicates, -1))
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether updates are of the same parts; their sums are in the order of each round."""
+    return torch.allclose(one, other, rtol=0, atol=1e-5)
+
+
+def usage_in(folder: Path) -> Usage:
+    stored = json.loads((folder / "policy.json").read_text())
+    return Usage(**{name: value for name, value in stored.items() if name != "format"})
+
+
+def test_queries_for_new_parts_get_the_same_parts_again_once_equations_are_used_up(tmp_path: Path):
+    """A quarter as many queries for eight replicates as there are examples would be enough to solve for all."""
+    client = client_with(88, folder=tmp_path)
+    first = parts(client, 8, round=1)
+    for number in (2, 3, 22):
+        assert same(parts(client, 8, round=number), first)
+    assert usage_in(tmp_path).partings == 7 <= 88 // EXAMPLES_AN_EQUATION
+
+
+def test_the_first_splits_are_those_of_a_simulation():
+    federation = federation_of([0], sizes=[80])
+    client = handler_of(0, federation)
+    halves = [parts(client, 2, round=number) for number in (1, 2, 3)]
+    alone = [parts(handler_of(0, federation), 2, round=number) for number in (1, 2, 3)]
+    assert all(torch.equal(one, other) for one, other in zip(halves, alone, strict=True))
+    assert not same(halves[0], halves[1])
+
+
+def test_two_sizes_of_parts_that_differ_in_one_example_are_refused():
+    client = client_with(40)
+    parts(client, 2, part_size=10)
+    with pytest.raises(
+        PolicyError,
+        match=r"forbids a split of its examples by which one example has a share of 1.00 in a combination of sums, "
+        r"at most 0.25 \(min-part in its node config\)",
+    ):
+        parts(client, 2, part_size=11)
+    parts(client, 2, part_size=10)
+
+
+def test_halves_that_differ_in_a_pair_of_examples_are_not_both_sent():
+    """The server chooses the seed, and can look for two that suit it."""
+    key, examples = federation_of([0], sizes=[20]).keys[0], 20
+    known: dict[frozenset[int], int] = {}
+    pair: tuple[int, int] | None = None
+    for seed in range(3000):
+        first = frozenset(DataSplit(examples, seed, 1, 2, 0).parts(key)[0].tolist())
+        near = next((known[other] for other in known if len(first - other) == 1), None)
+        if near is not None:
+            pair = seed, near
+            break
+        known[first] = seed
+    assert pair is not None
+    client = client_with(examples)
+    assert same(parts(client, 2, round=1, seed=pair[0]), parts(client, 2, round=1, seed=pair[1]))
+
+
+def test_equations_are_counted_and_limited_by_the_policy(tmp_path: Path):
+    client = client_with(300, folder=tmp_path, policy=Policy(max_partings=6))
+    parts(client, 4, part_size=70)  # 20 examples are in no part: one more equation
+    assert usage_in(tmp_path).partings == 4
+    parts(client, 2, round=1)
+    parts(client, 2, round=2)
+    assert usage_in(tmp_path).partings == 6
+    parts(client, 2, round=3)  # as in round 1
+    assert usage_in(tmp_path).partings == 6
+    why = r"forbids 8 equations from sums over parts of its examples in all, at most 6 .max-partings in its node config"
+    with pytest.raises(PolicyError, match=why):
+        parts(client, 3, round=3)
+    with pytest.raises(PolicyError, match=r"forbids 1 equations from sums over parts .* at most 0 .max-partings"):
+        parts(client_with(300, policy=Policy(max_partings=0)), 2)
+
+
+def test_of_many_examples_no_more_than_a_fixed_number_of_equations_is_had():
+    Policy().check_usage(Usage(partings=MOST_EQUATIONS), 10**6)
+    with pytest.raises(PolicyError, match=rf"forbids {MOST_EQUATIONS + 1} equations .* at most {MOST_EQUATIONS} "):
+        Policy().check_usage(Usage(partings=MOST_EQUATIONS + 1), 10**6)
+
+
+def test_a_few_examples_that_equal_parts_leave_over_do_not_keep_a_client_out():
+    client = client_with(41)
+    parts(client, 4, part_size=10)
+    parts(client, 2)
+    with pytest.raises(PolicyError, match=r"a share of"):  # another single example would be left over
+        parts(client, 2, part_size=20, seed=1)
+
+
+def test_many_examples_that_equal_parts_leave_over_are_checked_as_others_are():
+    """Else a server would ask for small parts first, and be free with all others."""
+    examples, key = 40, federation_of([0], sizes=[40]).keys[0]
+    first = DataSplit(examples, 0, 0, 2, 10)
+    left_over = {*range(examples)}.difference(*(part.tolist() for part in first.parts(key)))
+    client = client_with(examples)
+    parts(client, 2, part_size=10)
+    alone = next(
+        seed
+        for seed in range(1000)
+        if {*range(examples)}.difference(*(p.tolist() for p in DataSplit(examples, seed, 0, 3, 13).parts(key)))
+        <= left_over
+    )
+    with pytest.raises(PolicyError, match=r"a share of 1.00 in a combination of sums, at most 0.25 "):
+        parts(client, 3, part_size=13, seed=alone)
+
+
+@pytest.mark.parametrize("lasting", ["folder", "state"])
+def test_splits_are_recorded_over_all_processes(lasting: str, tmp_path: Path):
+    settings: dict[str, Any] = {"folder": tmp_path} if lasting == "folder" else {}
+    state = None if lasting == "folder" else RecordDict()
+    first = parts(client_with(88, **settings), 8, round=1, state=state)
+    assert same(parts(client_with(88, **settings), 8, round=2, state=state), first)
+    if lasting == "folder":
+        assert stat.S_IMODE((tmp_path / "splits.json").stat().st_mode) == 0o600
+
+
+def test_splits_of_two_runs_are_known_together_without_a_folder():
+    client, one_run, other_run = client_with(40), RecordDict(), RecordDict()
+    parts(client, 2, part_size=10, state=one_run)
+    parts(client, 2, round=5, state=other_run)
+    for state in (one_run, other_run, RecordDict()):
+        with pytest.raises(PolicyError, match=r"a share of 1.00"):
+            parts(client, 2, part_size=11, state=state)
+
+
+@pytest.mark.parametrize("lasting", ["folder", "state", "memory"])
+def test_a_repeated_query_for_parts_has_the_same_reply_and_counts_once(lasting: str, tmp_path: Path):
+    settings: dict[str, Any] = {"folder": tmp_path} if lasting == "folder" else {}
+    state = RecordDict() if lasting == "state" else None
+    client = client_with(40, policy=Policy(max_releases=4), **settings)
+    first = parts(client, 4, part_size=10, round=1, state=state)
+    for query in range(1, 4):  # as rcfl asks for them in its checks
+        if lasting != "memory":
+            client = client_with(40, policy=Policy(max_releases=4), **settings)
+        assert torch.equal(parts(client, 4, part_size=10, round=1, query=query, state=state), first)
+    with pytest.raises(PolicyError, match=r"forbids 8 updates in all, at most 4 .max-releases"):
+        parts(client, 4, part_size=10, round=1, state=state, sent={"model": MODEL + 1})
+    with pytest.raises(PolicyError, match=r"forbids 8 updates in all, at most 4 .max-releases"):
+        parts(client, 4, part_size=10, round=1, state=state, sent={"model": MODEL + 1})  # a refusal is not for free
+
+
+def test_only_the_latest_queries_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(data_splits, "MOST_REPEATS", 2)
+    client = client_with(40, folder=tmp_path)
+    for purpose in ("first", "second", "third"):
+        ask(client, replicates=2, round=1, purpose=purpose, spec=ONE_STEP)
+    assert len(json.loads((tmp_path / "splits.json").read_text())["answered"]) == 2
+    assert usage_in(tmp_path).releases == 6
+    ask(client, replicates=2, round=1, purpose="third", spec=ONE_STEP)
+    assert usage_in(tmp_path).releases == 6
+    ask(client, replicates=2, round=1, purpose="first", spec=ONE_STEP)
+    assert usage_in(tmp_path).releases == 8
+
+
+def test_a_repeated_query_counts_where_its_reply_is_another_one(tmp_path: Path):
+    """Noise is drawn again, and a client's own optimizer state changes the update."""
+    privacy = DifferentialPrivacy(clip_norm=1.0, noise_multiplier=1.0)
+    private = client_with(40, folder=tmp_path / "private", privacy=privacy, budget=Budget(epsilon=1e6))
+    stateful = client_with(40, folder=tmp_path / "stateful")
+    spec = wire.to_json(LocalTraining(batch_size=1000, momentum=0.9, keep_state=True))
+    for client, name, words in ((private, "private", {}), (stateful, "stateful", {"spec": spec})):
+        (tmp_path / name).mkdir(exist_ok=True)
+        for times in (1, 2):
+            parts(client, 2, round=1, **words)
+            assert usage_in(tmp_path / name).releases == 2 * times
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"format": 2}', '{"format": 1, "splits": [{"seed": 1}], "answered": []}', "\xff"]
+)
+def test_a_damaged_record_of_splits_keeps_parts_back(text: str, tmp_path: Path):
+    (tmp_path / "splits.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(PolicyError, match=r"splits.json, the record of how this client has split its examples, is da"):
+        parts(client_with(40, folder=tmp_path), 2)
+
+
+def test_a_split_with_a_negative_number_is_damage(tmp_path: Path):
+    split = {"examples": 40, "seed": -1, "number": 0, "replicates": 2, "part_size": 0}
+    text = json.dumps({"format": 1, "splits": [split], "answered": []})
+    (tmp_path / "splits.json").write_text(text)
+    with pytest.raises(PolicyError, match=r"is damaged, .* \(ValueError: .*'seed': -1.* is no split\)"):
+        parts(client_with(40, folder=tmp_path), 2)
+
+
+def test_steps_take_as_many_examples_as_a_part_must_have():
+    """Otherwise a server would ask for one step with one example, and need no parts."""
+    client = client_with(40)
+    for spec in (LocalTraining(steps=1, batch_size=9), LocalTraining(steps=9, batch_size=1)):
+        with pytest.raises(PolicyError, match=r"forbids an update from 9 training examples, .* at least 10 \(min-part"):
+            ask(client, spec=wire.to_json(spec))
+    ask(client, spec=wire.to_json(LocalTraining(steps=1, batch_size=10)))
+    ask(client_with(6), spec=wire.to_json(LocalTraining(steps=2, batch_size=3)))  # all that there are
+
+
+def test_a_share_is_the_largest_of_all_combinations():
+    split, examples = DataSplit(12, 0, 1, 3, 0), 12
+    shares = largest_shares([split], 5, examples)
+    np.testing.assert_allclose(shares, 1 / 4)  # a part by itself
+    together = largest_shares([split, DataSplit(12, 1, 1, 2, 0)], 5, examples)
+    columns = np.zeros((examples, 5))
+    for k, part in enumerate([*split.parts(5), *DataSplit(12, 1, 1, 2, 0).parts(5)]):
+        columns[part, k] = 1
+    draw = np.random.default_rng(0)
+    weights = columns @ draw.normal(size=(5, 20_000))
+    found = (weights**2 / (weights**2).sum(0)).max(1)
+    assert np.all(found <= together + 1e-9)
+    assert np.all(found > 0.9 * together)
+
+
+def test_parts_of_an_earlier_round_are_those_of_its_seed_and_number():
+    spec = LocalTraining()
+    early, late = Round(3, spec, 7, part=(0, 2)), Round(9, spec, 8, part=(0, 2), parts_from=(7, 3))
+    assert np.array_equal(late.examples(20, 1), early.examples(20, 1))
+    equal = Round(9, spec, 8, part=(0, 2), part_size=4, parts_from=(7, 0))
+    assert np.array_equal(equal.examples(20, 1), Round(1, spec, 7, part=(0, 2), part_size=4).examples(20, 1))
+
+
+@pytest.mark.parametrize(
+    ("clients", "rounds", "check_every"), [(4, 10, 1), pytest.param(12, 100, 2, marks=pytest.mark.slow)]
+)
+def test_rcfl_does_not_end_with_forty_examples_a_client(
+    clients: int, rounds: int, check_every: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Every other check asks for new halves, which a client cannot make again and again."""
+    monkeypatch.setattr(replicated_cfl, "FEW_CLIENTS", 4)  # from which on there are checks by halves
+    federation = federation_of([0, 1] * (clients // 2), sizes=[40] * clients, validation=1, test=2)
+    algorithm = ReplicatedCFL(check_every=check_every)
+    settings: dict[str, Any] = {"local": LocalTraining(batch_size=40, lr=0.5), "evaluate_every": rounds}
+    settings["rounds"] = rounds
+    there = federated(grid_of(federation), algorithm, **settings)
+    here = simulate(algorithm, perceptron(), federation, engine="loop", device="cpu", **settings)
+    assert reasons(there) == {}
+    assert len(there.metric_rows) == rounds
+    assert [leaf.members for leaf in there.tree.leaves] == [leaf.members for leaf in here.tree.leaves]
+    assert len(there.tree.leaves) == 2
+    assert FORBIDS not in str(there.events)

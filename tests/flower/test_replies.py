@@ -1,0 +1,53 @@
+"""Replies of clients, read one by one."""
+
+from typing import Any
+
+import pytest
+
+from fedclade.core import UpdateError
+from fedclade.flower import wire
+from fedclade.flower.replies import read_scores
+from fedclade.flower.wire import Content
+from fedclade.tasks import FittedTask
+
+METRICS = FittedTask().metrics
+
+
+def content_of(**values: Any) -> Content:
+    return Content.of(wire.record(values))
+
+
+def test_scores_are_read_model_by_model():
+    reply = content_of(scores=[0.25, 0.75], losses=[1.5, 0.5], examples=[8, 8])
+    for known in (8, None):
+        assert read_scores(reply, 2, METRICS, known) == [([0.25], 1.5, 8), ([0.75], 0.5, 8)]
+
+
+@pytest.mark.parametrize(
+    ("examples", "known", "message"),
+    [
+        ([9, 9], 8, r"scores of \[9\] examples, expected 8"),
+        ([8, 9], 8, r"scores of \[8, 9\] examples, expected 8"),
+        ([8, 9], None, r"scores of \[8, 9\] examples, expected one number of them"),
+        ([8, 0], 8, "loss 0.5 of 0 examples, expected a loss of at most .* of at least 1 example"),
+    ],
+)
+def test_scores_are_of_the_known_examples_and_of_the_same_for_all_models(
+    examples: list[int], known: int | None, message: str
+):
+    reply = content_of(scores=[0.25, 0.75], losses=[1.5, 0.5], examples=examples)
+    with pytest.raises(UpdateError, match=message):
+        read_scores(reply, 2, METRICS, known)
+
+
+@pytest.mark.parametrize(("score", "loss"), [(1.5, 0.5), (-0.1, 0.5), (0.5, float("inf")), (float("nan"), 0.5)])
+def test_scores_and_losses_are_in_their_ranges(score: float, loss: float):
+    with pytest.raises(UpdateError, match=r"expected one in|expected a loss of at most"):
+        read_scores(content_of(scores=[score], losses=[loss], examples=[8]), 1, METRICS, 8)
+
+
+@pytest.mark.parametrize("column", ["scores", "losses", "examples"])
+def test_each_list_has_an_entry_for_every_model(column: str):
+    values = {"scores": [0.5, 0.5], "losses": [0.5, 0.5], "examples": [8, 8]}
+    with pytest.raises(UpdateError, match="expected scores by 1 metrics, losses and numbers of examples of 2 models"):
+        read_scores(content_of(**values | {column: values[column][:1]}), 2, METRICS, 8)
