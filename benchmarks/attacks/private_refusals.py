@@ -13,13 +13,14 @@ For each it compares two data sets that differ in one example, by every field of
 the text of a refusal, and by what the client has booked. The attack succeeds if any of these differ, or if a query
 was not booked.
 
-    python benchmarks/attacks/private_refusals.py
+    python benchmarks/attacks/private_refusals.py [--json FILE]
 """
 
 from __future__ import annotations
 
 import fedclade  # noqa: F401  # isort: skip  (before torch, whose threads then sleep while they wait)
 
+import argparse
 import json
 import sys
 import tempfile
@@ -135,9 +136,12 @@ def query(federation: Federation, level: str, engine: str, model: Tensor, lr: fl
 
 def main() -> int:
     """Run all attacks; return 1 if one of them succeeds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the rows of the table of attacks to this file")
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     federation = load_federation("digits", clients=2, samples_per_client=60, seed=0).alone(0)
-    succeeded = False
+    rows: list[dict[str, object]] = []
     for name, (model, lr) in attacks(federation).items():
         for level in LEVELS:
             for engine in ENGINES:
@@ -145,10 +149,20 @@ def main() -> int:
                 without_it = query(without_one(federation), level, engine, model, lr)
                 differs = with_it != without_it
                 is_free = "releases" not in with_it.booked or with_it.booked.count("entries") != 1
-                succeeded = succeeded or differs or is_free
                 outcome = "SUCCEEDS" if differs or is_free else "fails"
                 print(f"{name:<11} {level:<8} {engine:<8} {outcome}: {with_it.reply[:60]}")
-    return int(succeeded)
+                seen = "replies differ" if differs else "replies alike"
+                booked = "not booked" if is_free else "booked"
+                rows.append(
+                    {
+                        "attack": f"{name}, {level} level, engine {engine}",
+                        "succeeded": differs or is_free,
+                        "detail": f"{seen}, {booked}",
+                    }
+                )
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+    return int(any(row["succeeded"] for row in rows))
 
 
 if __name__ == "__main__":
