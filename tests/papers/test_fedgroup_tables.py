@@ -48,6 +48,15 @@ def test_figures_have_a_panel_for_all_there_is(name: str, axes: int, smoke: Smok
     assert len(EXPERIMENTS[name].draw(smoke(name).outcome, smoke(name).settings).axes) == axes
 
 
+def test_panels_name_their_axes_once(smoke: Smoke):
+    result = smoke("fedgroup-fig1")
+    axes = EXPERIMENTS["fedgroup-fig1"].draw(result.outcome, result.settings).axes
+    names = [each.get_ylabel() for each in axes]
+    left, right = names[: len(names) // 2], names[len(names) // 2 :]
+    assert left == ["accuracy (black)", *[""] * (len(left) - 1)]
+    assert right == [*[""] * (len(right) - 1), "discrepancy (blue)"]
+
+
 def test_more_classes_make_a_better_model(smoke: Smoke):
     found = smoke("fedgroup-table1").outcome
     rows = {row.what: row for row in found.rows}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedclade.channel.middleware import Middleware
-from fedclade.channel.signature import Sketch
+from fedclade.channel.signature import SignSketch, Sketch
 from fedclade.core import Ask, Round, UpdateQuery, Updates
 
 ROUNDING = 64.0
@@ -28,7 +28,8 @@ class MatchingParts(Middleware):
     linear, that of the mean has to equal the mean of the signatures.
 
     It comes before anything that changes what clients send, such as a limit on norms. It cannot see a difference that
-    the sketch maps to zero; a sketch of as many numbers as the model has parameters has none.
+    the sketch maps to zero; a sketch of as many numbers as the model has parameters has none. Signs are not linear:
+    where signatures are signs, nothing is checked.
 
     Parameters
     ----------
@@ -41,7 +42,7 @@ class MatchingParts(Middleware):
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return the updates ``[n, S + m·R]`` of the clients whose mean matches their parts."""
         compares = query.round.replicates > 1 and query.round.compares_parts
-        if query.kind == "gradients" or not compares:
+        if query.kind == "gradients" or not compares or isinstance(self.sketch, SignSketch):
             return ask(query)
         size, this_round = query.models.shape[1], query.round
         if (sink := query.sink) is not None:

@@ -58,6 +58,15 @@ def test_all_queries_of_a_round_count():
     assert norms.in_round(2, 1.0).parameters == 2.5
 
 
+def test_replicates_have_a_c_of_their_own(tmp_path: Path):
+    """Training in parts takes fewer steps, and must not shorten the updates of training on all examples."""
+    norms = NormsByRound(10.0, tmp_path)
+    norms.take(1, norms.in_round(1, 1.0, 2), [sum_with(1.0)], 2)
+    assert norms.in_round(2, 1.0, 2).parameters == 5.0
+    assert norms.in_round(2, 1.0).parameters == 10.0
+    assert NormsByRound(10.0, tmp_path).in_round(2, 1.0, 2).parameters == 5.0
+
+
 def test_buffers_grow_with_those_of_the_models():
     norms = NormsByRound(10.0)
     assert norms.in_round(1, 3.0).buffers == 3.0
@@ -75,7 +84,16 @@ def test_a_resumed_run_goes_on_with_c_of_its_next_round(tmp_path: Path):
         assert NormsByRound(10.0, tmp_path).in_round(number, 1.0) == seen[number - 1]
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"rounds": {"1": [2.0]}}', '{"rounds": {"one": [2.0, 1.0]}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        '{"replicates": {"1": {"1": [2.0]}}}',
+        '{"replicates": {"1": {"one": [2.0, 1.0]}}}',
+        '{"replicates": []}',
+    ],
+)
 def test_a_damaged_file_is_an_error(tmp_path: Path, text: str):
     (tmp_path / NORMS).write_text(text)
     with pytest.raises(RunError, match=rf"{NORMS} is damaged .*; restore it, or name another run folder"):

@@ -291,7 +291,15 @@ def test_rules_have_to_be_possible():
 
 def test_without_secure_aggregation_a_config_notes_nothing_of_it():
     assert set(asdict(Network())) - set(Network().described) == {
-        *("secure_aggregation", "secure_fewest", "secure_colluders", "secure_neighbours", "secure_norm", "secure_parts")
+        *(
+            "secure_aggregation",
+            "secure_fewest",
+            "secure_colluders",
+            "secure_neighbours",
+            "secure_norm",
+            "secure_parts",
+        ),
+        "newcomers",
     }
 
 

@@ -61,6 +61,9 @@ def _within(norm: float, largest: float) -> float:
 class NormsByRound:
     """C of each round of a run, stored in its folder: a resumed run goes on with that of its next round.
 
+    Training in replicates takes fewer steps than training on all examples at once, so its updates are shorter. Each
+    number of replicates therefore has a C of its own.
+
     Parameters
     ----------
     largest
@@ -72,46 +75,57 @@ class NormsByRound:
     def __init__(self, largest: float, folder: Path | None = None) -> None:
         self._largest = largest
         self._path = None if folder is None else folder / NORMS
-        self._by_round: dict[int, Norms] = self._read()
-        self._now: tuple[int, Norms] | None = None
+        self._by_round: dict[int, dict[int, Norms]] = self._read()
+        """C by the number of replicates and the round."""
+        self._now: dict[int, tuple[int, Norms]] = {}
+        """The round of the last query and C after it, by the number of replicates."""
 
-    def in_round(self, number: int, norm_of_buffers: float) -> Norms:
+    def in_round(self, number: int, norm_of_buffers: float, replicates: int = 1) -> Norms:
         """Return C for the next query of a round, whose models have buffers of this norm.
 
         No update of the buffers may be longer than the buffers themselves.
         """
         largest = Norms(self._largest, norm_of_buffers or self._largest)
-        if self._now is not None and self._now[0] == number:
-            norms = self._now[1]
+        latest = self._now.get(replicates)
+        if latest is not None and latest[0] == number:
+            norms = latest[1]
         else:
-            earlier = [at for at in self._by_round if at <= number]  # later ones are of a run that was cut off
-            norms = self._by_round[max(earlier)] if earlier else largest
+            by_round = self._by_round.get(replicates, {})
+            earlier = [at for at in by_round if at <= number]  # later ones are of a run that was cut off
+            norms = by_round[max(earlier)] if earlier else largest
         norms = norms.within(largest)
-        self._now = (number, norms)
+        self._now[replicates] = (number, norms)
         return norms
 
-    def take(self, number: int, norms: Norms, sums: Sequence[ClusterSum]) -> None:
+    def take(self, number: int, norms: Norms, sums: Sequence[ClusterSum], replicates: int = 1) -> None:
         """Let C follow the accepted sums of a query in a round, made with these norms."""
-        self._now = (number, norms.follow(sums))
-        self._by_round[number + 1] = self._now[1]
+        followed = norms.follow(sums)
+        self._now[replicates] = (number, followed)
+        self._by_round.setdefault(replicates, {})[number + 1] = followed
         self._write()
 
     def _write(self) -> None:
         if self._path is None:
             return
-        rounds = {str(at): [norms.parameters, norms.buffers] for at, norms in self._by_round.items()}
-        text = json.dumps({"rounds": rounds})
+        stored = {
+            str(replicates): {str(at): [norms.parameters, norms.buffers] for at, norms in by_round.items()}
+            for replicates, by_round in self._by_round.items()
+        }
+        text = json.dumps({"replicates": stored})
         try:
             appear(self._path, lambda beside: beside.write_text(text))
         except OSError as error:
             raise RunError(f"cannot write {self._path}: {error}") from error
 
-    def _read(self) -> dict[int, Norms]:
+    def _read(self) -> dict[int, dict[int, Norms]]:
         if self._path is None or not self._path.exists():
             return {}
         try:
-            stored = json.loads(self._path.read_text())
-            return {int(at): Norms(*map(float, norms)) for at, norms in stored["rounds"].items()}
+            stored = json.loads(self._path.read_text())["replicates"]
+            return {
+                int(replicates): {int(at): Norms(*map(float, norms)) for at, norms in by_round.items()}
+                for replicates, by_round in stored.items()
+            }
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             why = f"{type(error).__name__}: {error}"
             raise RunError(f"{self._path} is damaged ({why}); restore it, or name another run folder") from error

@@ -83,7 +83,7 @@ class _Round:
         self._weights = of.limiting.weights({client: largest_of_class(size) for client, size in sizes.items()})
         buffers = query.models[:, D:]
         norm_of_buffers = float(row_norms(buffers).max()) if buffers.numel() else 0.0
-        self._norms = of.norms.in_round(query.round.number, norm_of_buffers)
+        self._norms = of.norms.in_round(query.round.number, norm_of_buffers, query.round.replicates)
         self._events: list[Event] = []
         dim, count = of.compared.dim, query.round.replicates
         self._parts = count if count > 1 and query.round.compares_parts else 0
@@ -365,7 +365,7 @@ class _Round:
                     )
                     self._events.append(SumClipped(0, what, clients, found.clipped, self._norms.parameters))
         accepted = [found for sums in of_row.values() for _, found in sums]
-        self._of.norms.take(self._query.round.number, self._norms, accepted)
+        self._of.norms.take(self._query.round.number, self._norms, accepted, self._query.round.replicates)
         return of_row
 
 
