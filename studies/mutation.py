@@ -40,7 +40,7 @@ REPOSITORY = Path(__file__).parents[1]
 PACKAGE = "src/fedclade"
 EQUIVALENTS = Path(__file__).with_name("mutation_equivalents.toml")
 
-BUDGET = 60.0
+BUDGET = 120.0
 """Seconds of processor time, as measured without a mutant, of the tests that a mutant has to survive."""
 
 PATIENCE = 15.0
