@@ -49,6 +49,17 @@ def test_the_papers_settings_name_every_cell_of_its_tables():
     assert ["flhc-iid", *(f"flhc-table{number}" for number in range(1, 7)), "flhc-fig1-6"] == NAMES
 
 
+def test_the_figure_of_a_table_names_its_panels_and_its_marks(smoke: Smoke):
+    result = smoke("flhc-table1")
+    figure = EXPERIMENTS["flhc-table1"].draw(result.outcome, result.settings)
+    assert [panel.get_xlabel() for panel in figure.axes] == [
+        "accuracy at the end, %",
+        "clients at the target at the end, %",
+    ]
+    legend = figure.axes[1].get_legend() or figure.legends[0]
+    assert [text.get_text() for text in legend.get_texts()] == ["FL+HC, paper", "FL, ours", "FL+HC, ours"]
+
+
 @pytest.mark.parametrize("name", TABLES)
 def test_every_cell_has_its_rows(name: str, smoke: Smoke):
     found = smoke(name).outcome
