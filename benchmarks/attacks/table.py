@@ -42,20 +42,29 @@ def run(program: str, source: Path) -> list[dict[str, Any]]:
     return [{"program": program, "attack": "", "succeeded": None, "detail": f"cannot be run: {lines[-1]}"}]
 
 
-def outcome(row: dict[str, Any] | None) -> str:
-    """Say how an attack ended."""
-    if row is None:
-        return "not run"
-    return "**succeeds**" if row["succeeded"] else "fails"
+def outcome(rows: Sequence[dict[str, Any]]) -> str:
+    """Say how many of the variants of an attack succeeded."""
+    if not rows:
+        return "–"
+    return f"{sum(bool(row['succeeded']) for row in rows)} of {len(rows)}"
+
+
+def by_attack(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Return the rows by program and attack; what follows a comma in an attack's name is a variant of it."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault((row["program"], row["attack"].partition(",")[0]), []).append(row)
+    return found
 
 
 def markdown(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> str:
-    """Return the table of both versions, a row for each attack."""
-    earlier = {(row["program"], row["attack"]): row for row in before}
-    lines = ["| program | attack | before | now | what it got now |", "|:--|:--|:--|:--|:--|"]
-    for row in after:
-        then = earlier.get((row["program"], row["attack"]))
-        cells = [f"`{row['program']}`", row["attack"], outcome(then), outcome(row), row["detail"]]
+    """Return the table of both versions, a row for each attack with the number of variants that succeed."""
+    earlier = by_attack(before)
+    lines = ["| program | attack | succeeds, before | now | what the first variant gets now |", "|:--|:--|--:|--:|:--|"]
+    for (program, attack), rows in by_attack(after).items():
+        name = attack.removeprefix(f"{program} ")
+        got = rows[0]["detail"].partition(":")[0]
+        cells = [f"`{program}`", name, outcome(earlier.get((program, attack), [])), outcome(rows), got]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
