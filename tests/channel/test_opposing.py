@@ -12,6 +12,7 @@ from fedclade import (
     Adversary,
     Aggregation,
     ConfigError,
+    FedAvg,
     LocalTraining,
     RunSettings,
     Signature,
@@ -163,8 +164,8 @@ def test_where_it_cannot_be_checked_it_is_refused(algorithm, settings, told):
 def test_where_the_server_has_sums_alone_it_is_refused():
     settings = RunSettings(aggregate=Aggregation(leave_out_opposed=True))
     with pytest.raises(ConfigError, match="leave_out_opposed = true needs the updates of single clients; leave it out"):
-        check_sums(settings, IFCA(clusters=2))
-    check_sums(RunSettings(), IFCA(clusters=2))
+        check_sums(settings, FedAvg())
+    check_sums(RunSettings(), FedAvg())
 
 
 def test_another_value_is_refused():

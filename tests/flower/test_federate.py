@@ -55,7 +55,7 @@ def test_an_algorithm_with_a_virtual_clock_runs_in_a_simulation_alone():
 @pytest.mark.parametrize("secure", [False, True])
 @pytest.mark.parametrize("algorithm", ["fedavg", "private_choice"])
 def test_central_privacy_is_refused_before_anybody_is_waited_for(algorithm: str, secure: bool):
-    network = Network(clients=3, wait=100.0, secure_aggregation=secure, secure_norm=8.0)
+    network = Network(clients=4, wait=100.0, secure_aggregation=secure, secure_norm=8.0)
     with pytest.raises(ConfigError, match=r'"central".*nobody puts noise on sums: .* single updates, or exact sums'):
         federate(LocalGrid({}), algorithm, perceptron, network=network, privacy=CentralPrivacy(clip_norm=1.0))
 

@@ -4,10 +4,9 @@ from typing import Any
 
 import torch
 from flwr.app import Context, Message, RecordDict
+from flwr.common.constant import ErrorCode
 
 from fedclade.flower import LocalGrid, LocalNode, wire
-from fedclade.flower.exchange import GONE
-from fedclade.flower.local_grid import APP_FAILED
 
 
 def question(node: int, **words: Any) -> Message:
@@ -64,8 +63,8 @@ def test_who_is_gone_or_breaks_is_an_error_reply():
     grid = LocalGrid({7: LocalNode(broken), 8: LocalNode(broken, connected=False)})
     assert list(grid.get_node_ids()) == [7]
     failed, gone, never = grid.send_and_receive([question(7), question(8), question(9)])
-    assert (failed.error.code, failed.error.reason) == (APP_FAILED, "ValueError: no")
-    assert gone.error.code == never.error.code == GONE
+    assert (failed.error.code, failed.error.reason) == (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "ValueError: no")
+    assert gone.error.code == never.error.code == ErrorCode.NODE_UNAVAILABLE
 
 
 def test_an_answer_is_given_once():

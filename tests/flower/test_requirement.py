@@ -44,4 +44,4 @@ def test_without_flower_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
 
 def test_the_package_asks_for_the_same_versions():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert project["optional-dependencies"]["flower"] == ["cryptography>=44", "flwr>=1.41,<2", "httpx>=0.28"]
+    assert project["optional-dependencies"]["flower"] == ["cryptography>=50.0", "flwr>=1.41,<2", "httpx>=0.28"]

@@ -113,5 +113,5 @@ def _table(clients: Mapped, header: Header) -> tuple[ClientTable, Indices | None
 
 
 def _columns(known: dict[str, Any]) -> Columns:
-    values: dict[str, Any] = {name: None if each is None else tuple(each) for name, each in known.items()}
+    values: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in known.items()}
     return Columns(**values)

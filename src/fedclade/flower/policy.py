@@ -254,11 +254,19 @@ class Policy:
         self._check("sketches in all", sketches, "max_sketches")
 
     def check_training(
-        self, spec: LocalTraining, replicates: int, examples: int, personal_epochs: int = 0, times: int = 1
+        self,
+        spec: LocalTraining,
+        replicates: int,
+        examples: int,
+        personal_epochs: int = 0,
+        times: int = 1,
+        *,
+        leaves: bool = True,
     ) -> None:
         """Check the local training of a client with so many training examples; see :class:`~fedclade.core.Round`.
 
-        All steps count so many ``times``: as often as a local rule takes gradients, for each model of a mixture.
+        All steps count so many ``times``: as often as a local rule takes gradients, for each model of a mixture. Steps
+        may take few examples only if no update ``leaves`` the client, as in training a model that it keeps.
         """
         parts = [len(range(part, examples, replicates)) for part in range(min(replicates, examples))]
         own = spec.in_epochs(max(1, personal_epochs))
@@ -270,7 +278,7 @@ class Policy:
                 f"least {self.min_part} (min-part in its node config)"
             )
         seen = min(min(part, spec.passed(part)) for part in parts)
-        if seen < min(self.min_part, *parts):
+        if leaves and seen < min(self.min_part, *parts):
             raise PolicyError(
                 f"{FORBIDS} an update from {seen} training examples, since its steps must take at least "
                 f"{self.min_part} (min-part in its node config)"

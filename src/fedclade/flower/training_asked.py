@@ -60,7 +60,8 @@ class TrainingAsked:
             raise UpdateError("asked for something else of a mixture than one update of each of its models")
         policy.check_models(len(names))
         times = (1 if rule is None else rule.gradients) * max(1, len(names))
-        policy.check_training(spec, replicates, replicates * part_size or examples, personal_epochs, times)
+        trained_on = replicates * part_size or examples
+        policy.check_training(spec, replicates, trained_on, personal_epochs, times, leaves=shares or not own)
         this_round = Round(
             number=content.get("round", int),
             spec=spec,
