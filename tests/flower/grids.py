@@ -32,8 +32,8 @@ FOUR = (0, 1, 0, 1)
 CFL_OF_TWO = CFL(split_rounds=(2,), eps2=1e-6)
 """Splits them in round 2."""
 
-ALL_ALLOWED = {"allow": "train evaluate gradients subspaces shifts descriptors"}
-"""The node config of clients that answer every kind of question."""
+ALL_ALLOWED = {"allow": "train evaluate gradients subspaces shifts descriptors", "min-part": 8}
+"""The node config of clients that answer every kind of question, and take steps of one batch of ``LOCAL``."""
 
 LOCAL = LocalTraining(batch_size=8, lr=0.5)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from fedclade import ConfigError, DifferentialPrivacy, EarlyStopping, ExamplePri
 from fedclade.algorithms import PACFL
 from fedclade.channel import Budget, Channel, Ledger
 from fedclade.channel.step_ledger import StepLedger
-from fedclade.core import Handlers, PolicyError, PrivacyError, Query
+from fedclade.core import FedcladeError, Handlers, PolicyError, PrivacyError, Query
 from fedclade.flower import wire
 from fedclade.flower.booking import score_noise_of
 from fedclade.flower.client_handler import ClientHandler
@@ -195,6 +196,27 @@ def test_of_a_model_that_the_client_keeps_no_loss_leaves_with_secure_aggregation
     told = ask(handler_of(policy=SECURE), **words).values
     assert set(told) == {"protocol", "what", "round", "query", "purpose", "model", "size", "encoding"}
     assert "loss" in ask(handler_of(), own=True).values
+
+
+def test_a_gradient_is_masked_or_refused_also_of_a_model_that_the_client_keeps():
+    client = handler_of(policy=replace(SECURE, allow=("train", "gradients")))
+    for own in (False, True):
+        with pytest.raises(PolicyError, match="forbids updates outside of a sum"):
+            ask(client, "gradients", own=own)
+    with pytest.raises(UpdateError, match="asked for the gradient of a model that the client keeps"):
+        ask(handler_of(policy=Policy(allow=("train", "gradients"))), "gradients", own=True)
+
+
+def test_a_refusal_of_training_says_nothing_of_the_number_of_examples():
+    with pytest.raises(FedcladeError) as refused:
+        ask(handler_of(policy=SECURE), own=True, replicates=10**9)
+    assert not re.search(r"\d", str(refused.value))
+
+
+def test_training_a_model_of_its_own_costs_a_closed_client_no_scores(tmp_path: Path):
+    client = handler_of(policy=replace(SECURE, max_evaluations=0), folder=tmp_path)
+    ask(client, own=True)
+    assert not (tmp_path / "policy.json").exists()
 
 
 # What a client's data looks like

@@ -17,12 +17,13 @@ from fedclade.algorithms import ReplicatedCFL, replicated_cfl
 from fedclade.channel.ledger import Budget
 from fedclade.channel.privacy import DifferentialPrivacy
 from fedclade.core import Round
-from fedclade.core.errors import PolicyError
+from fedclade.core.errors import PolicyError, UpdateError
 from fedclade.flower import data_splits, wire
 from fedclade.flower.client_handler import ClientHandler
-from fedclade.flower.data_splits import DataSplit, largest_shares
+from fedclade.flower.data_splits import DataSplit, digest_of_query, largest_shares
 from fedclade.flower.policy import EXAMPLES_AN_EQUATION, FORBIDS, MOST_EQUATIONS, Policy
 from fedclade.flower.usage import Usage
+from fedclade.flower.wire import Content
 from tests.flower.grids import federated, grid_of, handler_of, reasons
 from tests.flower.test_client_handler import LAYOUT, MODEL, ask
 from tests.tiny import federation_of, perceptron
@@ -231,6 +232,33 @@ def test_steps_take_as_many_examples_as_a_part_must_have():
             ask(client, spec=wire.to_json(spec))
     ask(client, spec=wire.to_json(LocalTraining(steps=1, batch_size=10)))
     ask(client_with(6), spec=wire.to_json(LocalTraining(steps=2, batch_size=3)))  # all that there are
+
+
+def test_what_a_client_keeps_takes_as_many_since_it_may_be_shared_later():
+    client = client_with(40)
+    with pytest.raises(PolicyError, match="forbids an update from 1 training examples"):
+        ask(client, own=True, spec=wire.to_json(LocalTraining(steps=1, batch_size=1)))
+
+
+def test_the_size_of_a_part_comes_with_several_parts():
+    """The limits would be those of the part, and the training that of all examples."""
+    with pytest.raises(UpdateError, match="asked for 1 parts of 1 of 40 training examples"):
+        ask(client_with(40), replicates=1, part_size=1, spec=wire.to_json(LocalTraining(steps=1, batch_size=1)))
+
+
+def test_momentum_is_not_dampened():
+    """With dampening = 1 the first batch alone would make the update."""
+    spec = {"epochs": 1, "batch_size": 1, "momentum": 0.9, "options": {"dampening": 1.0}}
+    with pytest.raises(UpdateError, match="asked for dampened momentum"):
+        ask(client_with(40), spec=json.dumps(spec))
+
+
+def test_queries_whose_vectors_hold_the_same_bytes_in_other_places_are_different():
+    first = Content({"what": "train"}, {"a": b"q 3 xyz", "b": b""})
+    second = Content({"what": "train"}, {"a": b"q 3 xy", "b": b"z"})
+    assert digest_of_query(first) != digest_of_query(second)
+    renumbered = Content({"what": "train", "query": 2}, first.vectors)
+    assert digest_of_query(first) == digest_of_query(renumbered)
 
 
 def test_a_share_is_the_largest_of_all_combinations():

@@ -236,12 +236,14 @@ class ClientHandler:
         answered = answers[kind] if entry.answer is None else partial(entry.answer, self._clients(), self._data.id)
         if kind == "masked":
             kind, content = "train", training_of(content)
-        elif not (kind in ("train", "gradients") and content.get("own", bool) and not content.get("shares", bool)):
+        elif not (kind == "train" and content.get("own", bool) and not content.get("shares", bool)):
             self._policy.check_masked(kind)
         if self._trainer.needs_all and entry.takes_sums:
             self._trainer.take(content.values)
         # Count the query before anything is computed: one that fails half-way must not be free.
         cost = cost_of(kind, content) if entry.answer is None else Usage(releases=1)
+        if self._is_closed and kind == "train" and cost == Usage(evaluations=1):
+            cost = Usage()  # It trains a model that it keeps, and withholds the loss: nothing leaves.
         is_exact = whole.values["what"] == "train" and not self._is_private
         is_repeated = is_exact and self._splits.is_repeated(content, state)
         if cost != Usage() and not is_repeated:
@@ -336,8 +338,15 @@ class ClientHandler:
         Parts are compared by a ``sketch``, and by all their numbers without one.
         """
         examples = len(self._data.train)
-        asked = TrainingAsked.read(content, self._policy, examples, self._federation.pool.schema.labels)
-        asked = replace(asked, round=self._splits.admit(asked.round, examples, state))
+        labels = self._federation.pool.schema.labels
+        try:
+            asked = TrainingAsked.read(content, self._policy, examples, labels, is_closed=self._is_closed)
+            asked = replace(asked, round=self._splits.admit(asked.round, examples, state))
+        except FedcladeError as error:
+            if not self._is_closed:
+                raise
+            _log.warning("a question for training was refused: %s", wire.clean(str(error)))
+            raise without_details(error) from None  # the text has its number of examples
         models = self._models(content, asked.sent)
         ids, rows = [self._data.id], [OWN if asked.goes_on else 0]
         if asked.kind == "train":

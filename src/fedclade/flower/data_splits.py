@@ -177,7 +177,7 @@ class SplitLog:
         if not _is_in_parts(content):
             return False
         with self._alone():
-            return _digest(content) in self._read(state).answered
+            return digest_of_query(content) in self._read(state).answered
 
     def remember(self, content: Content, state: RecordDict | None = None) -> None:
         """Remember a query for replicates, once it is counted."""
@@ -185,7 +185,7 @@ class SplitLog:
             return
         with self._alone():
             record = self._read(state)
-            record.answered = [*record.answered, _digest(content)][-MOST_REPEATS:]
+            record.answered = [*record.answered, digest_of_query(content)][-MOST_REPEATS:]
             self._write(record, state)
 
     def _check(self, record: _Record, wanted: DataSplit) -> None:
@@ -238,14 +238,15 @@ def _is_in_parts(content: Content) -> bool:
     return type(replicates) is int and replicates > 1
 
 
-def _digest(content: Content) -> str:
+def digest_of_query(content: Content) -> str:
     """Return a digest of a query, but for the number that sets it apart from the other queries of its round."""
     values = {name: value for name, value in content.values.items() if name != "query"}
-    found = hashlib.sha256(json.dumps(values, sort_keys=True, default=repr).encode())
-    for name in sorted(content.vectors):
-        vector = content.vectors[name]
-        found.update(f"{name} {len(vector)} ".encode())
-        found.update(vector)
+    names = sorted(content.vectors)
+    # All lengths come first, so that no two queries hash the same bytes.
+    framed = [values, [[name, len(content.vectors[name])] for name in names]]
+    found = hashlib.sha256(json.dumps(framed, sort_keys=True, default=repr).encode())
+    for name in names:
+        found.update(content.vectors[name])
     return found.hexdigest()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 from fedclade.core import (
     OF_TORCH,
     ConfigError,
@@ -21,6 +23,9 @@ def read_spec(content: Content) -> LocalTraining:
     optimizer = kept.get("optimizer", "sgd")
     if not isinstance(optimizer, str) or optimizer not in OF_TORCH:  # a module:name imports what the server likes
         raise UpdateError(unknown("optimizer of its local training:", optimizer, OF_TORCH))
+    options = kept.get("options")
+    if isinstance(options, dict) and cast("dict[str, Any]", options).get("dampening"):
+        raise UpdateError("asked for dampened momentum, by which an update may be made from a few examples alone")
     try:
         return LocalTraining(**check_arguments("its local training", LocalTraining, kept))
     except (ConfigError, OverflowError) as error:  # a key that another version has, or a value of another type

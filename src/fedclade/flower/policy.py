@@ -266,7 +266,7 @@ class Policy:
         """Check the local training of a client with so many training examples; see :class:`~fedclade.core.Round`.
 
         All steps count so many ``times``: as often as a local rule takes gradients, for each model of a mixture. Steps
-        may take few examples only if no update ``leaves`` the client, as in training a model that it keeps.
+        may take few examples only if no update ``leaves`` the client, now or later.
         """
         parts = [len(range(part, examples, replicates)) for part in range(min(replicates, examples))]
         own = spec.in_epochs(max(1, personal_epochs))

@@ -90,7 +90,12 @@ class SketchLog:
         if self._path is None:
             kept = (state or {}).get(_STATE)
             text = kept.get("sketched") if isinstance(kept, ConfigRecord) else None
-            return self._latest if text is None else _parsed(str(text), "Flower's state of this client")
+            if text is None:
+                return self._latest
+            kept_here = _parsed(str(text), "Flower's state of this client")
+            others = [each for each in self._latest.projections if each not in kept_here.projections]
+            sketches = max(kept_here.sketches, self._latest.sketches)
+            return Sketched((*kept_here.projections, *others), sketches)
         try:
             return _parsed(self._path.read_text(), str(self._path))
         except FileNotFoundError:

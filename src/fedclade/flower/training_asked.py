@@ -45,15 +45,25 @@ class TrainingAsked:
     goes_on: bool
 
     @classmethod
-    def read(cls, content: Content, policy: Policy, examples: int, labels: int | None) -> Self:
-        """Return what a client with so many examples is asked for; a PolicyError or UpdateError if it cannot be."""
+    def read(
+        cls, content: Content, policy: Policy, examples: int, labels: int | None, *, is_closed: bool = False
+    ) -> Self:
+        """Return what a client with so many examples is asked for; a PolicyError or UpdateError if it cannot be.
+
+        ``is_closed`` says that no update leaves the client but masked or noisy ones.
+        """
         kind, dim = content.get("what", str), content.get("dim", int)
         replicates, part_size = content.get("replicates", int), content.get("part_size", int)
-        if not (1 <= replicates <= examples and 0 <= replicates * part_size <= examples and 0 <= dim <= LARGEST_SKETCH):
+        fits = 1 <= replicates <= examples and 0 <= replicates * part_size <= examples
+        if replicates == 1 and part_size:  # the limits would be those of a part, and the training that of all examples
+            fits = False
+        if not (fits and 0 <= dim <= LARGEST_SKETCH):
             parts = f"{replicates} parts" + (f" of {part_size}" if part_size else "")
             raise UpdateError(f"asked for {parts} of {examples} training examples, compared by {dim} numbers each")
         spec, rule = read_spec(content), read_rule(content) if kind == "train" else None
         own, personal_epochs = content.get("own", bool), max(0, content.get("personal_epochs", int))
+        if own and kind != "train":
+            raise UpdateError("asked for the gradient of a model that the client keeps")
         shares = own and content.get("shares", bool)
         names, mixture = read_mixture(content, labels)
         if mixture is not None and (replicates > 1 or own or rule is not None or kind != "train"):
@@ -61,7 +71,9 @@ class TrainingAsked:
         policy.check_models(len(names))
         times = (1 if rule is None else rule.gradients) * max(1, len(names))
         trained_on = replicates * part_size or examples
-        policy.check_training(spec, replicates, trained_on, personal_epochs, times, leaves=shares or not own)
+        # An open client may be asked later to share what it keeps, after steps that change nothing.
+        leaves = shares or not own or not is_closed
+        policy.check_training(spec, replicates, trained_on, personal_epochs, times, leaves=leaves)
         this_round = Round(
             number=content.get("round", int),
             spec=spec,

@@ -71,9 +71,8 @@ class UsageLog:
 def cost_of(kind: str, content: Content) -> Usage:
     """Return what the answer to a query adds to the client's usage."""
     if kind in ("train", "gradients"):
-        if content.get("own", bool) and not content.get(
-            "shares", bool
-        ):  # its loss alone leaves, as of a model that is scored
+        # Of a model that the client keeps the loss alone leaves, as of one that is scored.
+        if kind == "train" and content.get("own", bool) and not content.get("shares", bool):
             return Usage(evaluations=1)
         replicates = max(1, content.get("replicates", int))  # a query counts before it is checked
         models = max(1, models_of_mixture(content))  # an update of each leaves

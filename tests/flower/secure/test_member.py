@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flwr.app import RecordDict
 
 from fedclade import LocalTraining
 from fedclade.core import PolicyError, Round, UpdateError
@@ -289,6 +291,28 @@ def test_a_question_is_answered_for_one_sum(has_folder: bool, tmp_path: Path):
     assert len(summed(room, [0] * 4, query=query_of([0] * 4, round=Round(2, LocalTraining(lr=0.1)))).ids) == 0
     room.spoilt.clear()
     assert len(summed(room, [0] * 4).ids) == 4
+
+
+@pytest.mark.parametrize("stage", ["shares", "masked", "agree", "unmask"])
+def test_two_messages_that_come_together_are_answered_once(stage: str, tmp_path: Path):
+    """Flower gives each of them the state from before the other. With both answers single updates can be opened."""
+    room = Room.of(4)
+    for client, party in room.parties.items():
+        party.folder = tmp_path / str(client)
+        party.folder.mkdir()
+    before: dict[str, RecordDict] = {}
+    answer = room.parties[0].answer
+
+    def noting(content: Content) -> RecordDict:
+        before[content.get("what", str)] = copy.deepcopy(room.parties[0].state)
+        return answer(content)
+
+    room.parties[0].answer = noting  # type: ignore[method-assign]
+    summed(room, [0] * 4)
+    room.parties[0].answer = answer  # type: ignore[method-assign]
+    room.parties[0].state = before[stage]
+    with pytest.raises(UpdateError, match=rf"asked for the '{stage}' of a sum twice, or of a sum that is over|already"):
+        asked(room, stage)
 
 
 def test_two_processes_of_one_client_open_one_sum(tmp_path: Path):

@@ -235,8 +235,9 @@ class Group:
             holders = {*self.promises[client]}
             complaining = self.unreadable.get(client, set()) - {client}
             gone, spare = holders - complaining - shares.keys(), len(holders) - needed
+            lies = min(self.terms.colluders, spare)  # so many may say so of an honest dealer
             # More than may be, if the dealer is honest; and no more, if it is one of those that lie or are gone.
-            if len(complaining | gone) > spare >= len(gone | {client}):
+            if len(complaining) > lies and len(complaining | gone) > spare >= len(gone | {client}):
                 raise BadSharesError(
                     client, f"{len(complaining)} of {len(holders)} holders cannot read theirs, or say so"
                 )

@@ -41,6 +41,8 @@ class Kept:
         Those that have dealt shares to it, and the shares; empty ones could not be read.
     stage
         That it has answered last.
+    ticket
+        A random name of this part, which the client draws itself: the server may use an instance twice.
     """
 
     instance: str
@@ -63,6 +65,7 @@ class Kept:
     seed_shares: list[bytes] = field(default_factory=list[bytes])
     key_shares: list[bytes] = field(default_factory=list[bytes])
     stage: str = ""
+    ticket: str = ""
 
     @classmethod
     def load(cls, state: RecordDict | None, stage: str, content: Content) -> Kept:

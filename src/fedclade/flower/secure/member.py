@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -76,11 +77,19 @@ class Member:
             raise UpdateError("a client takes part in a sum under a number, by terms of that sum, and with a key")
         self._policy.check_colluders(terms.colluders)
         self._policy.check_group(terms.clients, terms.colluders)
-        kept = Kept(instance, terms.text, client, masking=new_key(), sealing=new_key(), seed=new_seed())
+        kept = Kept(
+            instance,
+            terms.text,
+            client,
+            masking=new_key(),
+            sealing=new_key(),
+            seed=new_seed(),
+            ticket=secrets.token_hex(16),
+        )
         mine = Advert(client, public_of(kept.masking), public_of(kept.sealing), key.public)
         mine = mine.signed(terms.context, key)
         self._spent.begin(terms.question, state)
-        kept.save(state, "keys")
+        self._save(kept, state, "keys")
         public = {name: getattr(mine, name) for name in ("masking", "sealing", "signature")}
         return wire.record({"instance": instance, "has_peers": self._peers is not None, **public})
 
@@ -112,7 +121,7 @@ class Member:
             promises_of(seed_share, key_share, (kept.client, holder), scope)
             for holder, seed_share, key_share in zip(holders, of_seed, of_key, strict=True)
         ]
-        kept.save(state, "shares")
+        self._save(kept, state, "shares")
         dealt = {"clients": kept.holders, "ciphertexts": ciphertexts, "promises": promises}
         promise = commitment(kept.seed, scope, kept.client)
         return wire.record({"instance": kept.instance, **dealt, "commitment": promise})
@@ -133,7 +142,7 @@ class Member:
         numbers = terms.numbers(*shape).encode(contribution)
         masked = pack(add_masks(kept, numbers))
         statement = kept.statements.masked(kept.client, digest_of_numbers(masked))
-        kept.save(state, "masked")
+        self._save(kept, state, "masked")
         repeated = {name: content.values[name] for name in ("what", "round", "query", "purpose")}
         repeated["model"] = wire.digest(content.vector("model"))
         signed = {"instance": kept.instance, "signature": _sign(statement, key)}
@@ -161,7 +170,7 @@ class Member:
         self._check_masked_alike(kept, content, active)
         self._spent.spend(terms.question, state)
         kept.active = bits
-        kept.save(state, "agree")
+        self._save(kept, state, "agree")
         return wire.record({"instance": kept.instance, "signature": _sign(kept.statements.agreed(bits), key)})
 
     def unmask(self, content: Content, state: RecordDict | None) -> RecordDict:
@@ -173,8 +182,13 @@ class Member:
         if kept.own_seed_share:
             held[kept.client] = kept.own_seed_share, kept.own_key_share
         shares = [seed if who in active else key for who, (seed, key) in sorted(held.items())]
-        kept.save(state, "unmask")
+        self._save(kept, state, "unmask")
         return wire.record({"instance": kept.instance, "shares": shares})
+
+    def _save(self, kept: Kept, state: RecordDict | None, stage: str) -> None:
+        """Note that a stage is answered, before the answer leaves; an UpdateError if it was answered already."""
+        self._spent.advance(kept.ticket, kept.stage, stage)
+        kept.save(state, stage)
 
     def _check_list(self, kept: Kept, terms: Terms, everybody: list[Advert], key: Key | None) -> None:
         """Check that a list is one of clients that this client knows, with its own keys among theirs."""

@@ -303,7 +303,9 @@ class _Part:
                 f"the mean {self.name} has norm {mean_norm:.3g}, and none of its clients may send one of more than "
                 f"{self.clip:.3g} (network.secure_norm)"
             )
-        return self.rotation.undo(rotated)
+        # The room for rounding must not carry a lie where the weights come to little.
+        shortened = rotated * min(1.0, self.clip / mean_norm) if mean_norm else rotated
+        return self.rotation.undo(shortened)
 
 
 def pack(numbers: Masked) -> bytes:

@@ -14,6 +14,9 @@ from fedclade.core import PolicyError, UpdateError, alone, appear
 from fedclade.flower.wire import shown
 
 FILE = "sums.json"  # in the client's folder
+PART = "part.txt"
+"""The file beside it: the client's present part in a sum, and the stage of it that was answered last."""
+
 MOST_BEGUN = 3  # sums of one question: drop-outs may spoil some
 
 _STATE = "fedclade.sums"
@@ -50,6 +53,21 @@ class SpentQuestions:
             counts = self._read(state)
             self._check_open(counts.get(question, 0))
             self._write({**counts, question: _SPENT}, state)
+
+    def advance(self, ticket: str, after: str, stage: str) -> None:
+        """Note that a stage is answered; an UpdateError if the stage answered last is not ``after``.
+
+        Flower may give two messages that come together the same state, each in a process of its own. Were both
+        answered, masks would be used twice. ``ticket`` names the part in a sum; the client draws it, since the server
+        may choose the name of a sum twice. Without a folder nothing is noted.
+        """
+        if self._path is None:
+            return
+        path = self._path.with_name(PART)
+        with self._alone():
+            if after and (not path.exists() or path.read_text() != f"{ticket} {after}"):
+                raise UpdateError(f"asked for the {stage!r} of a sum twice, or of a sum that is over")
+            appear(path, lambda beside: beside.write_text(f"{ticket} {stage}"), private=True)
 
     def _check_open(self, count: int) -> None:
         if count == _SPENT:
