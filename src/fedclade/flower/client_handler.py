@@ -116,6 +116,11 @@ class ClientHandler:
         # Whether nothing leaves it in clear but what its policy names.
         self._is_closed = self._policy.is_closed(private=privacy is not None)
         self._policy.check_keys_known(peers is not None)
+        if self._policy.secure_aggregation and folder is None and not self._policy.trust_server_keys:
+            raise ConfigError(
+                "secure-aggregation=true in the node config needs a folder: a server may put two questions of a sum at "
+                "once, and only there can the client note that it has answered one; set folder in the node config"
+            )
         self._member = Member(self._policy, peers, folder)
         self._imports = {*self._policy.imports, *([model] if isinstance(model, str) else [])}
         module, parts = self._make(seed), parts or Parts()

@@ -197,14 +197,16 @@ def test_a_client_may_insist_on_sums():
     assert run_of("local", secure=False, grid=insists).summary["rounds"] == 2  # of which no update leaves
 
 
-def test_a_client_that_insists_knows_the_others_keys():
+def test_a_client_that_insists_knows_the_others_keys(tmp_path: Path):
     """Or says that it does without: a server that lies could play them all."""
     insists = grid_of(federation_of(SIX), config={"secure-aggregation": True})
     with pytest.raises(UpdateError, match="secure-aggregation=true in the node config needs a peers-file, a list of"):
         run_of("fedavg", grid=insists)
     with pytest.raises(ConfigError, match="or set trust-server-keys=true, which protects from no server that lies"):
         handler_of(policy=Policy(secure_aggregation=True))
-    handler_of(policy=Policy(secure_aggregation=True), peers={"00" * 32: 1})
+    with pytest.raises(ConfigError, match="secure-aggregation=true in the node config needs a folder"):
+        handler_of(policy=Policy(secure_aggregation=True), peers={"00" * 32: 1})
+    handler_of(policy=Policy(secure_aggregation=True), peers={"00" * 32: 1}, folder=tmp_path)
     handler_of(policy=Policy(secure_aggregation=True, trust_server_keys=True))
 
 
