@@ -35,7 +35,9 @@ def numbered(labels: Labels) -> Labels:
 
 def are_signs(signatures: Tensor) -> bool:
     """Return whether signatures are signs, 1 or −1 each (:class:`~fedclade.channel.SignSketch`), and not numbers."""
-    return signatures.numel() > 0 and bool((signatures.abs() == 1).all())
+    if signatures.numel() == 0 or not bool((signatures[..., :1].abs() == 1).all()):
+        return False  # without a look at all entries of whole updates, which may be millions
+    return bool((signatures.abs() == 1).all())
 
 
 def from_signs(agreements: Similarity) -> Similarity:

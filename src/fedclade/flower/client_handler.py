@@ -115,12 +115,7 @@ class ClientHandler:
         self._sketch_log = SketchLog(folder)
         # Whether nothing leaves it in clear but what its policy names.
         self._is_closed = self._policy.is_closed(private=privacy is not None)
-        self._policy.check_keys_known(peers is not None)
-        if self._policy.secure_aggregation and folder is None and not self._policy.trust_server_keys:
-            raise ConfigError(
-                "secure-aggregation=true in the node config needs a folder: a server may put two questions of a sum at "
-                "once, and only there can the client note that it has answered one; set folder in the node config"
-            )
+        self._policy.check_sums_possible(has_peers=peers is not None, has_folder=folder is not None)
         self._member = Member(self._policy, peers, folder)
         self._imports = {*self._policy.imports, *([model] if isinstance(model, str) else [])}
         module, parts = self._make(seed), parts or Parts()
@@ -246,9 +241,7 @@ class ClientHandler:
         if self._trainer.needs_all and entry.takes_sums:
             self._trainer.take(content.values)
         # Count the query before anything is computed: one that fails half-way must not be free.
-        cost = cost_of(kind, content) if entry.answer is None else Usage(releases=1)
-        if self._is_closed and kind == "train" and cost == Usage(evaluations=1):
-            cost = Usage()  # It trains a model that it keeps, and withholds the loss: nothing leaves.
+        cost = Usage(releases=1) if entry.answer else cost_of(kind, content, is_closed=self._is_closed)
         is_exact = whole.values["what"] == "train" and not self._is_private
         is_repeated = is_exact and self._splits.is_repeated(content, state)
         if cost != Usage() and not is_repeated:
@@ -275,10 +268,10 @@ class ClientHandler:
         if self._is_private and query.mechanism == "none":
             if KINDS[kind].answer is not None:
                 raise refusal(f"{query.discloses}, which the question {kind!r} is about")
-            return  # what it passes refuses it, and says what it is
+            return  # the middleware Withholding refuses it, and names what is withheld
         if kind == "evaluate":
             if self._is_private and content.get("split", str) == "train":
-                return  # as above
+                return  # Withholding refuses this, too
             self._check_scores(content)
         self._policy.check_disclosed(query.discloses, f"the question {kind!r}", private=self._is_private)
 

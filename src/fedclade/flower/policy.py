@@ -199,13 +199,20 @@ class Policy:
                 "network.secure_aggregation = true in the run config"
             )
 
-    def check_keys_known(self, has_peers: bool) -> None:
-        """Check that a client that insists on sums knows the others' keys; a ConfigError otherwise."""
-        if self.secure_aggregation and not has_peers and not self.trust_server_keys:
+    def check_sums_possible(self, *, has_peers: bool, has_folder: bool) -> None:
+        """Check that a client that insists on sums has what protects it in them; a ConfigError otherwise."""
+        if not self.secure_aggregation or self.trust_server_keys:
+            return
+        if not has_peers:
             raise ConfigError(
                 "secure-aggregation=true in the node config needs a peers-file, a list of the other clients' keys from "
                 "elsewhere than from the server, which could otherwise play them all; or set trust-server-keys=true, "
                 "which protects from no server that lies"
+            )
+        if not has_folder:
+            raise ConfigError(
+                "secure-aggregation=true in the node config needs a folder: a server may put two questions of a sum at "
+                "once, and only there can the client note that it has answered one; set folder in the node config"
             )
 
     def check_colluders(self, colluders: int) -> None:

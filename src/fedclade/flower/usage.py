@@ -68,12 +68,12 @@ class UsageLog:
                 state[_STATE] = ConfigRecord(asdict(usage))
 
 
-def cost_of(kind: str, content: Content) -> Usage:
-    """Return what the answer to a query adds to the client's usage."""
+def cost_of(kind: str, content: Content, *, is_closed: bool = False) -> Usage:
+    """Return what the answer to a query adds to the client's usage; a client that ``is_closed`` withholds losses."""
     if kind in ("train", "gradients"):
         # Of a model that the client keeps the loss alone leaves, as of one that is scored.
         if kind == "train" and content.get("own", bool) and not content.get("shares", bool):
-            return Usage(evaluations=1)
+            return Usage(evaluations=0 if is_closed else 1)
         replicates = max(1, content.get("replicates", int))  # a query counts before it is checked
         models = max(1, models_of_mixture(content))  # an update of each leaves
         return Usage(releases=replicates * models)
