@@ -12,11 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedclade import PACFL, Adversary, ConfigError, LocalTraining, Oracle, load_federation, simulate
-from fedclade.clustering.subspace_angles import angles
+from fedclade.clustering.subspace_angles import angles, nearest_vectors
 from fedclade.data.federation import ClientData, Federation, Pool
 from fedclade.report.dendrogram import Merges, clustering_step, dendrogram_picture
 from fedclade.report.run_view import RunView
-from tests.reference.pacfl import angle_of_same_place, hierarchical_clustering, principal_vectors, smallest_angle
+from tests.reference.pacfl import (
+    distance_of_code,
+    distance_of_paper,
+    distance_per_label,
+    hierarchical_clustering,
+    principal_vectors,
+)
 from tests.tiny import Around, Metered, details, play, simulated
 
 SPEC = LocalTraining(epochs=1, batch_size=10, lr=0.1)
@@ -53,52 +59,97 @@ def found(world: Federation, **options) -> set[frozenset[int]]:
 
 
 TRUE = {frozenset(range(0, 8, 2)), frozenset(range(1, 8, 2))}
-EACH = [{"per_label": per, "angle": angle} for per in (True, False) for angle in ("smallest", "same_place")]
+DISTANCES = [
+    {"distance": "paper", "angle": "smallest"},
+    {"distance": "paper", "angle": "same_place"},
+    {"distance": "code", "angle": "smallest"},
+    {"distance": "per_label", "angle": "smallest"},
+    {"distance": "per_label", "angle": "same_place"},
+]
+PER_LABEL = PACFL(distance="per_label")
 
 
-def angles_by_hand(world: Federation, per_label: bool, angle: str) -> np.ndarray:
-    of_two = smallest_angle if angle == "smallest" else angle_of_same_place
-    labels = range(LABELS) if per_label else [None]
-    U = [[principal_vectors(world, i, P, label) for label in labels] for i in world.ids]
-    return np.array([[np.mean([of_two(u, v) for u, v in zip(a, b, strict=True)]) for b in U] for a in U])
+def distances_by_hand(world: Federation, distance: str, angle: str) -> np.ndarray:
+    """The distance of every two clients by the literal twin of one kind of distance."""
+    twins = {
+        "paper": lambda U, V: distance_of_paper(U, V, angle),
+        "code": distance_of_code,
+        "per_label": lambda U, V: distance_per_label(U, V, angle),
+    }
+    labels = [None] if distance == "paper" else range(LABELS)
+    vectors = {i: [principal_vectors(world, i, P, label) for label in labels] for i in world.ids}
+    by_hand = np.zeros((len(world.ids), len(world.ids)))
+    for row, i in enumerate(world.ids):
+        for column, j in enumerate(world.ids):
+            by_hand[row, column] = twins[distance](vectors[i], vectors[j]) if i != j else 0.0
+    return by_hand
 
 
-@pytest.mark.parametrize("options", EACH)
-def test_angles_equal_those_by_hand(options):
+@pytest.mark.parametrize("options", DISTANCES)
+def test_each_distance_equals_its_literal_twin(options):
     world = federation("labels")
     clients, _ = simulated(world, torch.nn.Linear(D, LABELS))
-    found = angles(clients.subspaces(world.ids, P, options["per_label"]), options["angle"])
-    by_hand = angles_by_hand(world, **options)
-    np.fill_diagonal(by_hand, 0)
-    np.testing.assert_allclose(found, by_hand, atol=1e-2)
-    assert (found == found.T).all() or np.allclose(found, found.T, atol=1e-9)
+    method = PACFL(vectors=P, **options)
+    found = method._distances(clients.subspaces(world.ids, P, method.per_label))
+    np.testing.assert_allclose(found, distances_by_hand(world, **options), atol=1e-2)
+    np.testing.assert_allclose(found, found.T, atol=1e-9)
 
 
-@pytest.mark.parametrize("options", EACH)
+@pytest.mark.parametrize("options", DISTANCES)
 @pytest.mark.parametrize("threshold", [5.0, 15.0, 25.0, 40.0, 90.0])
 def test_clusters_equal_those_by_hand_at_every_threshold(options, threshold):
     world = federation("inputs")
-    by_hand = hierarchical_clustering(angles_by_hand(world, **options), threshold)
+    by_hand = hierarchical_clustering(distances_by_hand(world, **options), threshold)
     assert found(world, vectors=P, threshold=threshold, **options) == by_hand
 
 
-@pytest.mark.parametrize(
-    ("kind", "per_label", "seen"), [("labels", True, True), ("labels", False, False), ("inputs", False, True)]
-)
+def test_the_default_is_the_distance_of_the_paper():
+    assert PACFL().distance == "paper"
+    assert not PACFL().per_label
+    world = federation("inputs")
+    assert found(world, vectors=P, n_clusters=2) == found(world, vectors=P, n_clusters=2, distance="paper")
+
+
+@pytest.mark.parametrize("options", DISTANCES)
+def test_only_the_variant_per_label_finds_swapped_labels(options):
+    clusters = found(federation("labels"), vectors=P, n_clusters=2, **options)
+    assert (clusters == TRUE) is (options["distance"] == "per_label")
+
+
 @pytest.mark.parametrize("angle", ["smallest", "same_place"])
-def test_swapped_labels_show_per_label_only_and_other_inputs_without(kind, per_label, seen, angle):
-    clusters = found(federation(kind), vectors=P, n_clusters=2, per_label=per_label, angle=angle)
-    assert (clusters == TRUE) is seen
+def test_the_distance_of_the_paper_finds_other_inputs(angle):
+    assert found(federation("inputs"), vectors=P, n_clusters=2, angle=angle) == TRUE
+
+
+def test_the_distance_of_the_code_finds_other_labels_of_the_same_inputs():
+    """Clients with labels 0 and 1, and clients with labels 2 and 3: the case of the authors' script."""
+    world = federation("labels")
+    y = world.pool.y
+    keep = {True: y < 2, False: y >= 2}
+    clients = tuple(
+        replace(c, train=c.train[keep[c.id % 2 == 0][c.train].numpy()], label_map=None) for c in world.clients
+    )
+    assert found(replace(world, clients=clients), vectors=1, n_clusters=2, distance="code") == TRUE
+
+
+def test_a_label_that_a_client_lacks_does_not_count_in_the_distance_of_the_code():
+    """Two labels in two dimensions: client 1 lacks the second one, and has its one vector at 60° and 30° to those."""
+    vectors = torch.zeros(2, 2, 2, 1)
+    vectors[0, 0, :, 0] = torch.tensor([1.0, 0.0])
+    vectors[0, 1, :, 0] = torch.tensor([0.0, 1.0])
+    vectors[1, 0, :, 0] = torch.tensor([-0.5, -(0.75**0.5)])
+    assert nearest_vectors(vectors)[0, 1] == pytest.approx(30, abs=1e-4)
+    assert nearest_vectors(vectors)[1, 0] == pytest.approx(30, abs=1e-4)
 
 
 def test_the_number_of_clusters_is_found():
-    assert found(federation("labels")) == TRUE
-    assert found(federation("inputs"), per_label=False) == TRUE
+    assert found(federation("labels"), distance="per_label") == TRUE
+    assert found(federation("inputs")) == TRUE
 
 
 def test_mnist_like_label_swaps_are_found_on_digits():
     world = load_federation("digits", clients=12, shift="label_swap", clusters=3, seed=0)
-    run = simulate(PACFL(), "mclr", world, local=SPEC, rounds=2, seed=0)
+    run = simulate(PER_LABEL, "mclr", world, local=SPEC, rounds=2, seed=0)
     assert run.summary["clusters"] | {"sizes": None} == {"found": 3, "true": 3, "ari": 1.0, "nmi": 1.0, "sizes": None}
     assert [event["kind"] for event in run.events] == ["clustered"]
 
@@ -106,7 +157,7 @@ def test_mnist_like_label_swaps_are_found_on_digits():
 def test_each_cluster_is_trained_as_the_oracle_trains_it():
     world = federation("labels")
     clients, params = simulated(world, torch.nn.Linear(D, LABELS))
-    ours = play(PACFL(), clients, params, 3, spec=SPEC, seed=2).states[-1].tree
+    ours = play(PER_LABEL, clients, params, 3, spec=SPEC, seed=2).states[-1].tree
     oracle = play(Oracle(world.true_clusters), clients, params, 3, spec=SPEC, seed=2).states[-1].tree
     assert [node.members for node in ours.nodes] == [node.members for node in oracle.nodes]
     assert all(torch.equal(a.params, b.params) for a, b in zip(ours.leaves, oracle.leaves, strict=True))
@@ -114,7 +165,7 @@ def test_each_cluster_is_trained_as_the_oracle_trains_it():
 
 def test_all_clients_are_compared_once_whoever_is_in_the_cohort():
     clients, params = simulated(federation("labels"), torch.nn.Linear(D, LABELS))
-    played = play(PACFL(), clients, params, 3, spec=SPEC, fraction=0.25)
+    played = play(PER_LABEL, clients, params, 3, spec=SPEC, fraction=0.25)
     assert {frozenset(leaf.members) for leaf in played.states[1].tree.leaves} == TRUE
     assert [call.ids for call in played.clients.calls if call.what == "subspaces"] == [tuple(range(8))]
     assert [len(log.losses) for log in played.logs] == [2, 2, 2]
@@ -159,7 +210,7 @@ def test_clients_that_all_see_the_same_are_one_cluster():
 
 def test_the_event_tells_what_a_dendrogram_needs():
     clients, params = simulated(federation("labels"), torch.nn.Linear(D, LABELS))
-    (event,) = play(PACFL(), clients, params, 1, spec=SPEC).logs[0].events
+    (event,) = play(PER_LABEL, clients, params, 1, spec=SPEC).logs[0].events
     assert (event.kind, event.node, details(event)["metric"], details(event)["linkage"]) == (
         *("clustered", 0, "angle", "average"),
     )
@@ -170,7 +221,7 @@ def test_the_event_tells_what_a_dendrogram_needs():
 
 def test_its_dendrogram_shows_angles_and_the_clusters_that_were_trained():
     world = load_federation("digits", clients=12, shift="label_swap", clusters=3, seed=0)
-    run = simulate(PACFL(), "mclr", world, local=SPEC, rounds=2, seed=0)
+    run = simulate(PER_LABEL, "mclr", world, local=SPEC, rounds=2, seed=0)
     found = clustering_step(run)
     assert found is not None
     at, step = found
@@ -193,7 +244,7 @@ def test_clients_with_few_examples_of_a_label_are_compared_by_what_they_have():
     """One or two examples of a label, or none, against three vectors."""
     world = federation("labels")
     clients = tuple(replace(c, train=c.train[: 6 if c.id < 4 else 30]) for c in world.clients)
-    assert found(replace(world, clients=clients), vectors=3, n_clusters=2) == TRUE
+    assert found(replace(world, clients=clients), vectors=3, n_clusters=2, distance="per_label") == TRUE
 
 
 def test_the_meter_counts_the_vectors():
@@ -207,7 +258,7 @@ def test_the_meter_counts_the_vectors():
 
 def test_permuted_clients_send_the_same_vectors():
     plain, hidden = (
-        simulate(PACFL(), "mclr", federation("labels"), local=SPEC, rounds=2, permute=permute)
+        simulate(PER_LABEL, "mclr", federation("labels"), local=SPEC, rounds=2, permute=permute)
         for permute in (False, True)
     )
     assert plain.tree.nodes
@@ -221,6 +272,7 @@ def test_permuted_clients_send_the_same_vectors():
     [
         ("vectors", 0, "at least 1"),
         ("angle", "largest", "'smallest' or 'same_place'"),
+        ("distance", "per label", "'paper', 'code' or 'per_label'"),
         ("threshold", 91.0, "greater than 0 and at most 90 degrees, or 'auto'"),
         ("threshold", 0.0, "greater than 0 and at most 90 degrees, or 'auto'"),
         ("threshold", "automatic", "greater than 0 and at most 90 degrees, or 'auto'"),
@@ -231,6 +283,12 @@ def test_permuted_clients_send_the_same_vectors():
 def test_an_option_out_of_range_is_refused(option, value, rule):
     with pytest.raises(ConfigError, match=re.escape(f"algorithm.{option} should be {rule}, got {value!r}")):
         PACFL(**{option: value})
+
+
+def test_an_angle_that_does_not_suit_the_distance_of_the_code_is_refused():
+    text = "algorithm.angle should be 'smallest' where distance is 'code', got 'same_place'"
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        PACFL(distance="code", angle="same_place")
 
 
 class Shy(Around):
@@ -254,7 +312,7 @@ def shy(times: dict[int, int], rounds: int, **options):
     world = federation("labels")
     clients, params = simulated(world, torch.nn.Linear(D, LABELS))
     shy = Shy(clients, times)
-    return play(PACFL(**options), shy, params, rounds, spec=SPEC, seed=2), shy
+    return play(PACFL(distance="per_label", **options), shy, params, rounds, spec=SPEC, seed=2), shy
 
 
 def test_who_sends_no_vectors_waits_and_then_joins_whom_it_is_like():
@@ -306,8 +364,8 @@ def members_of(run) -> set[tuple[int, ...]]:
 
 def test_random_subspaces_do_not_join_the_clusters_of_others():
     """They are far from all others, so the largest gap is below them: all others would be one cluster."""
-    honest = members_of(simulate("pacfl", "mclr", DIGITS, **RUN))
-    attacked = simulate("pacfl", "mclr", DIGITS, adversary=RANDOM, **RUN)
+    honest = members_of(simulate(PER_LABEL, "mclr", DIGITS, **RUN))
+    attacked = simulate(PER_LABEL, "mclr", DIGITS, adversary=RANDOM, **RUN)
     (adversary,) = attacked.summary["adversary"]["ids"]
     without = {tuple(c for c in members if c != adversary) for members in honest} - {()}
     assert len(without) > 1
@@ -316,20 +374,20 @@ def test_random_subspaces_do_not_join_the_clusters_of_others():
     assert event["clients"] == [adversary]
     assert event["distance"] > 2 * event["usual"]
     assert attacked.tree.leaf_of[adversary] == event["node"]
-    open_to_it = members_of(simulate(PACFL(set_apart=0.0), "mclr", DIGITS, adversary=RANDOM, **RUN))
+    open_to_it = members_of(simulate(PACFL(distance="per_label", set_apart=0.0), "mclr", DIGITS, adversary=RANDOM, **RUN))
     assert open_to_it == {(adversary,), tuple(c for c in DIGITS.ids if c != adversary)}
 
 
 @pytest.mark.parametrize("options", [{"threshold": 16.0}, {"n_clusters": 2}])
 def test_what_the_paper_says_is_done_where_its_threshold_or_a_number_is_given(options):
-    given = members_of(simulate(PACFL(**options), "mclr", DIGITS, adversary=RANDOM, **RUN))
-    assert given == members_of(simulate(PACFL(**options, set_apart=0.0), "mclr", DIGITS, adversary=RANDOM, **RUN))
-    apart = simulate(PACFL(**options, set_apart=0.2), "mclr", DIGITS, adversary=RANDOM, **RUN)
+    given = members_of(simulate(PACFL(distance="per_label", **options), "mclr", DIGITS, adversary=RANDOM, **RUN))
+    assert given == members_of(simulate(PACFL(distance="per_label", **options, set_apart=0.0), "mclr", DIGITS, adversary=RANDOM, **RUN))
+    apart = simulate(PACFL(distance="per_label", **options, set_apart=0.2), "mclr", DIGITS, adversary=RANDOM, **RUN)
     assert [event["kind"] for event in apart.events].count("set_apart") == 1
 
 
 def test_honest_clients_are_clustered_the_same_with_and_without():
-    with_it, without = (simulate(PACFL(set_apart=share), "mclr", DIGITS, **RUN) for share in (0.2, 0.0))
+    with_it, without = (simulate(PACFL(distance="per_label", set_apart=share), "mclr", DIGITS, **RUN) for share in (0.2, 0.0))
     assert [event["kind"] for event in with_it.events] == ["clustered"]
     for one, other in zip(with_it.tree.nodes, without.tree.nodes, strict=True):
         assert one.members == other.members

@@ -24,14 +24,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ifca": {"clusters": 2},
     "fedsoft": {"clusters": 2},
     "fesem": {"clusters": 2},
-    "pacfl": {"n_clusters": 2, "per_label": False},
+    "pacfl": {"n_clusters": 2},
     "flux": {"per_label": False, "components": 3, "earliest": 1, "latest": 1},
     "stocfl": {"tau": 0.5, "anchor_epochs": 2},
     "pfedme": {"lam": 5.0, "personal_lr": 0.02},
 }
 
 CANNOT = {
-    "pacfl": ({"n_clusters": 2}, "whose examples do not have one label each; set algorithm.per_label = false"),
+    "pacfl": (
+        {"n_clusters": 2, "distance": "per_label"},
+        "whose examples do not have one label each; set algorithm.distance = 'paper'",
+    ),
     "flux": ({"earliest": 1, "latest": 1}, "be described by itself .* set algorithm.per_label = false"),
     "fedrc": ({}, "labels cannot be counted in a task whose examples do not have one label each; take fedem in place"),
     "flexcfl": ({"groups": 2}, "the labels of a regression task cannot be counted, .* set algorithm.migrate = false"),

@@ -57,7 +57,7 @@ ALGORITHMS = [
     FlexCFL(groups=3, pretrain_scale=2, pretrain_steps=2, eta_g=0.1),
     IFCA(clusters=3),
     IFCA(clusters=2, average="gradients", restarts=2),
-    PACFL(per_label=True, n_clusters=4),
+    PACFL(distance="per_label", n_clusters=4),
     FeSEM(clusters=3),
     FedSoft(clusters=3, selection=4),
     StoCFL(tau=0.5, anchor_epochs=1),

@@ -26,6 +26,28 @@ def angle_of_same_place(U: np.ndarray, V: np.ndarray) -> float:
     return float(np.mean([np.rad2deg(np.arccos(min(1.0, abs(u @ v)))) for u, v in zip(U.T, V.T, strict=True)]))
 
 
+def distance_of_paper(U_of: list[np.ndarray], V_of: list[np.ndarray], angle: str = "smallest") -> float:
+    """Θ₁ or the trace (Algorithm 1), between two clients that each send one matrix, of all their data."""
+    (U,), (V,) = U_of, V_of
+    return smallest_angle(U, V) if angle == "smallest" else angle_of_same_place(U, V)
+
+
+def distance_of_code(U_of: list[np.ndarray], V_of: list[np.ndarray]) -> float:
+    """``main_pacfl.py`` and ``calculating_adjacency``: the labels' vectors side by side, the smallest angle of any two.
+
+    The sign of a singular vector is that of the library that decomposes, so both signs of V are looked at.
+    """
+    U, V = np.hstack(U_of), np.hstack(V_of)
+    angles = [np.min(np.arccos(np.clip(U.T @ signed, -1.0, 1.0))) for signed in (V, -V)]
+    return float(min(angles) * 180 / np.pi)
+
+
+def distance_per_label(U_of: list[np.ndarray], V_of: list[np.ndarray], angle: str = "smallest") -> float:
+    """The variant of fedclade: the mean over labels of the principal angle between the data of the same label."""
+    of_two = smallest_angle if angle == "smallest" else angle_of_same_place
+    return float(np.mean([of_two(U, V) for U, V in zip(U_of, V_of, strict=True)]))
+
+
 def hierarchical_clustering(A: np.ndarray, beta: float) -> set[frozenset[int]]:
     """Merge the two nearest clusters until none are within β; their distance is the mean over pairs."""
     clusters = [[i] for i in range(len(A))]

@@ -1,27 +1,37 @@
 """PACFL: Vahidian, Morafah, Wang, Kungurtsev, Chen, Shah, Lin 2023 (arXiv:2209.10526), Algorithm 1.
 
 Before training, every client sends the first p left singular vectors of its data. The server compares clients by the
-angles between these, clusters them once by hierarchical clustering with a threshold, which also settles how many
-clusters there are, and trains each cluster by FedAvg. The vectors show what the data looks like: the first one of a
-label is close to the mean of the client's inputs with it.
+angles between these vectors, clusters the clients once by hierarchical clustering with a threshold, which also settles
+how many clusters there are, and trains each cluster by FedAvg. The vectors show what the data looks like: the first
+vector of a label is close to the mean of the client's inputs with that label.
 
-Where paper and official code differ or leave a choice, this file makes it:
+Paper and official code measure different distances, and neither can see how labels are named. ``distance`` chooses:
 
-- ``per_label``: the paper decomposes the matrix of all data of a client. The official code does so where clients hold
-  different data sets (MIX-4); where they differ in labels, it decomposes the data of each label by itself.
-- ``angle``: the smallest principal angle, or the angles between vectors of the same place (the trace of arccos(UᵀV));
-  the paper names both. Per label they are averaged over the labels that at least one of two clients holds; a label that
-  one of them lacks counts as 90°, and so does a vector of the same place. The official code takes the smallest angle
-  between any two vectors instead, whatever their labels, which cannot see what labels are called: on MNIST with label
-  swaps it gave ARI 0, the average 1.
-- Angles lie in [0°, 90°], since the sign of a singular vector means nothing (the official code keeps it), and the trace
-  is divided by the number of vectors, so that a threshold means the same whatever p is.
-- Linkage is by the mean over pairs; the "average" of the official code weighs the two clusters that merge alike.
-- Clients that do not send their vectors wait in no cluster; when they do, they join that of the smallest mean angle.
-- The threshold is tuned by hand there. Here, without one, clusters are cut at the largest gap between merges, or not at
-  all: :func:`~fedclade.clustering.n_clusters_by_gap`. Before, up to a share ``set_apart`` of the clients that are far
-  from all others become clusters of their own, of which the paper knows nothing: one client that sends random vectors
-  would make the largest gap, and so join all others (:func:`~fedclade.clustering.far_groups`).
+- ``"paper"``, the default: one matrix of all data of a client, and the smallest principal angle Θ₁ of the two
+  subspaces, or (``angle = "same_place"``) the trace of arccos(UᵀV), the angles between vectors of the same place.
+- ``"code"``: the official code (``main_pacfl.py``, ``hierarchical_clustering.py``) decomposes the data of each label by
+  itself, puts all vectors of a client side by side, and takes the smallest angle between any vector of one client and
+  any vector of the other, whatever their labels. The vectors of different labels are not orthogonal, so this is no
+  principal angle. For its mixture of data sets (MIX-4) the official code decomposes all data of a client instead.
+- ``"per_label"``, a variant of ours, neither in the paper nor in the code: principal angles between the data of the
+  same label, averaged over the labels that at least one of two clients has. A label that only one of them has counts
+  as 90°. It is the only one of the three that finds clients whose labels are permuted.
+
+Where paper and official code leave a choice, this file makes it:
+
+- Angles lie in [0°, 90°], since the sign of a singular vector means nothing and depends on the linear-algebra library.
+  The official code keeps the sign. The trace is divided by the number of vectors, so that a threshold means the same
+  whatever p is. A vector of the same place that one of two clients lacks counts as 90°.
+- Linkage is by the mean over pairs; the "average" of the official code gives the two clusters that merge equal weight.
+- Clients that do not send their vectors wait in no cluster; when they do, they join the cluster of the smallest mean
+  angle.
+- The paper and the code tune the threshold by hand for each data set and distance: 4.9° in the script for two labels
+  of CIFAR-10, 42° for MIX-4, 3.5° if none is given. None of these suits another distance or data set, so there is no
+  default in degrees. Without a threshold, clusters are cut at the largest gap between merges, or not at all:
+  :func:`~fedclade.clustering.n_clusters_by_gap`, which looks at the merges alone, whatever the distance.
+- Before, up to a share ``set_apart`` of the clients that are far from all others become clusters of their own, of which
+  the paper knows nothing: one client that sends random vectors would make the largest gap, and so join all others
+  (:func:`~fedclade.clustering.far_groups`).
 """
 
 from __future__ import annotations
@@ -34,13 +44,14 @@ from typing import Literal
 import numpy as np
 import scipy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedclade.algorithms.base import Algorithm, RoundLog
 from fedclade.algorithms.cluster_update import log_of, membership_events, move_clusters, train_clusters
 from fedclade.algorithms.hierarchical import cut_rules, merged
 from fedclade.algorithms.state import State
-from fedclade.clustering import agglomerate, angles, far_groups
+from fedclade.clustering import agglomerate, angles, far_groups, nearest_vectors
 from fedclade.core import (
     Clients,
     DataSpec,
@@ -66,15 +77,17 @@ class PACFL(Algorithm[State]):
     Parameters
     ----------
     vectors
-        p, how many singular vectors each client sends (for each label); 3 in the official script, 5 by default there.
-    per_label
-        Whether the data of each label is decomposed by itself.
+        p, the number of singular vectors of each matrix; 3 in the official script, 5 by default there.
+    distance
+        ``"paper"``: the principal angle between the data of two clients. ``"code"``, as in the authors' code: the
+        smallest angle between any two vectors of the labels' data. ``"per_label"``, a variant of fedclade: the
+        principal angle between the data of the same label, averaged over labels.
     angle
-        Between two clients: the ``smallest`` principal angle, or the mean of all angles between vectors of the
-        ``same_place``.
+        The principal angle: the ``smallest``, Θ₁, or the mean of the angles between vectors of the ``same_place``, the
+        paper's trace. With ``distance = "code"`` it is the smallest.
     threshold
-        β: clusters merge up to this angle, in degrees. ``"auto"``, as when it is left out: at the largest gap between
-        merges, or one cluster if there is none to speak of.
+        β: clusters merge up to this angle, in degrees. It depends on the data and on ``distance``. ``"auto"``, as when
+        it is left out: at the largest gap between merges, or one cluster if no gap is wide enough.
     n_clusters
         Merge until so many are left, instead of up to a threshold.
     set_apart
@@ -88,17 +101,21 @@ class PACFL(Algorithm[State]):
     clusters_from = "n_clusters"
 
     vectors: int = 3
-    per_label: bool = True
+    distance: Literal["paper", "code", "per_label"] = "paper"
     angle: Literal["smallest", "same_place"] = "smallest"
     threshold: float | Literal["auto"] | None = None
     n_clusters: int | None = None
     set_apart: float | None = None
 
     def __post_init__(self) -> None:
-        known = ("smallest", "same_place")
+        is_known_distance = self.distance in ("paper", "code", "per_label")
+        is_known_angle = self.angle in ("smallest", "same_place")
+        suits_distance = self.distance != "code" or self.angle == "smallest"
         require(
             ("algorithm.vectors", self.vectors, self.vectors >= 1, "at least 1"),
-            ("algorithm.angle", self.angle, self.angle in known, "'smallest' or 'same_place'"),
+            ("algorithm.distance", self.distance, is_known_distance, "'paper', 'code' or 'per_label'"),
+            ("algorithm.angle", self.angle, is_known_angle, "'smallest' or 'same_place'"),
+            ("algorithm.angle", self.angle, suits_distance, "'smallest' where distance is 'code'"),
             *cut_rules(self.threshold, self.n_clusters, largest=90),
             (
                 "algorithm.set_apart",
@@ -107,6 +124,11 @@ class PACFL(Algorithm[State]):
                 "at least 0 and below 0.5, or left out",
             ),
         )
+
+    @property
+    def per_label(self) -> bool:
+        """Whether clients decompose the data of each label by itself, instead of all their data."""
+        return self.distance != "paper"
 
     @property
     def needs_updates(self) -> bool:
@@ -119,7 +141,7 @@ class PACFL(Algorithm[State]):
         return False
 
     def check_data(self, spec: DataSpec) -> None:
-        """Check that examples have labels, if each one's inputs are compared by themselves."""
+        """Check that examples have labels, if the inputs of each label are decomposed by themselves."""
         SubspaceQuery((), self.vectors, self.per_label).matrices(spec)
 
     def init(self, params: Tensor, clients: Clients) -> State:
@@ -144,7 +166,7 @@ class PACFL(Algorithm[State]):
         ids, vectors = self._vectors_of(everybody, clients)
         if len(ids) < needed:
             return tree, [Postponed(0, len(ids), needed)]
-        apart = angles(vectors, self.angle)
+        apart = self._distances(vectors)
         far = far_groups(apart, self._most_apart(len(ids)))
         alone = {place for group in far for place in group.places}
         rest = [place for place in range(len(ids)) if place not in alone]
@@ -179,12 +201,16 @@ class PACFL(Algorithm[State]):
         known, old = self._vectors_of(members, clients) if late else ([], new)
         if not known:
             return tree, []
-        apart = torch.from_numpy(angles(torch.cat([old, new]), self.angle))[len(known) :, : len(known)]
+        apart = torch.from_numpy(self._distances(torch.cat([old, new])))[len(known) :, : len(known)]
         leaf_of = torch.tensor([tree.leaf_of[client] for client in known])
         leaves = leaf_of.unique().tolist()
         nearest = torch.stack([apart[:, leaf_of == leaf].mean(dim=1) for leaf in leaves]).argmin(dim=0).tolist()
         placed = tree.reassigned({client: leaves[k] for client, k in zip(late, nearest, strict=True)})
         return placed, membership_events(tree, placed)
+
+    def _distances(self, vectors: Tensor) -> NDArray[np.float64]:
+        """Return the distance between every two clients in degrees, ``[n, n]``, from their vectors ``[n, L, d, p]``."""
+        return nearest_vectors(vectors) if self.distance == "code" else angles(vectors, self.angle)
 
     def _vectors_of(self, ids: Sequence[int], clients: Clients) -> tuple[list[int], Tensor]:
         """Return the clients that send their vectors, and these, ``[m, L, d, p]``."""

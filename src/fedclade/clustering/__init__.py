@@ -56,7 +56,7 @@ from fedclade.clustering.similarity import (
 )
 from fedclade.clustering.spanning_tree import single_linkage
 from fedclade.clustering.split_half import Finding, Replicates, find_clusters, gain, same_partition
-from fedclade.clustering.subspace_angles import angles
+from fedclade.clustering.subspace_angles import angles, nearest_vectors
 from fedclade.clustering.ternary import k_means, ternary_similarity
 
 __all__ = [
@@ -107,6 +107,7 @@ __all__ = [
     "lowest_intra",
     "lowest_p_value",
     "n_clusters_by_gap",
+    "nearest_vectors",
     "noise_of",
     "optimal_bipartition",
     "part_similarity",

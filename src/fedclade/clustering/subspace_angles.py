@@ -34,5 +34,23 @@ def angles(vectors: Tensor, angle: Literal["smallest", "same_place"] = "smallest
     return degrees.fill_diagonal_(0.0).numpy()
 
 
+def nearest_vectors(vectors: Tensor) -> Angles:
+    """Return the smallest angle between any vector of one client and any of another, in degrees, ``[n, n]``.
+
+    This is the distance of the official code of PACFL (``calculating_adjacency``), without the signs of the vectors.
+
+    Parameters
+    ----------
+    vectors
+        ``[n, L, d, p]``: p unit vectors of each of L matrices of each client. A vector of zeros is missing.
+    """
+    side_by_side = vectors.cpu().double().transpose(1, 2).flatten(2)  # [n, d, L p]
+    degrees = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
+    for i, client_vectors in enumerate(side_by_side):
+        cosines = client_vectors.mT @ side_by_side  # a missing vector has cosine 0, which never is the largest alone
+        degrees[i] = _degrees(cosines.abs().amax(dim=(1, 2)))
+    return degrees.fill_diagonal_(0.0).numpy()
+
+
 def _degrees(cosines: Tensor) -> Tensor:
     return torch.rad2deg(cosines.abs().clamp(max=1.0).arccos())

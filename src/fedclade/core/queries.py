@@ -295,7 +295,7 @@ class SubspaceQuery(Query[Tensor]):
         if self.per_label and spec.labels is None:
             raise ConfigError(
                 f"each label's data cannot be compared by itself in a {spec.task} task, whose examples do not have one "
-                "label each; set algorithm.per_label = false"
+                "label each; set algorithm.distance = 'paper'"
             )
         return (spec.labels or 1) if self.per_label else 1
 
