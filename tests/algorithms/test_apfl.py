@@ -40,6 +40,31 @@ def test_equals_algorithm_1_round_by_round(adaptive, engine):
         assert float(clients.store.latest(client)["rule/alpha"]) == pytest.approx(alphas[client], abs=1e-5)
 
 
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_alpha_moves_once_a_round_as_in_the_authors_code(engine):
+    federation = world()
+    clients, params = simulated(federation, perceptron(), engine)
+    method = APFL(alpha=0.6, adaptive=True, alpha_step="code")
+    played = play(method, clients, params, 4, spec=SPEC, seed=3, fraction=0.5)
+    cohorts = [sorted(log.losses) for log in played.logs]
+    arguments = {"alpha": 0.6, "adaptive": True, "seed": 3, "cohorts": cohorts}
+    expected = apfl(params, federation, perceptron(), SPEC, code=True, **arguments)
+    of_paper = apfl(params, federation, perceptron(), SPEC, **arguments)
+    (_, mixed, alphas), ours = expected[-1], own_models(played)
+    assert max(abs(alphas[client] - of_paper[-1][2][client]) for client in alphas) > 1e-3, "or the test cannot fail"
+    for client, model in ours.items():
+        np.testing.assert_allclose(model.numpy(), mixed[client], atol=1e-5)
+        assert float(clients.store.latest(client)["rule/alpha"]) == pytest.approx(alphas[client], abs=1e-6)
+
+
+def test_without_adaptive_alpha_stays_whatever_its_step():
+    models = [
+        own_models(play(APFL(alpha_step=step), *simulated(world(), perceptron()), 2, spec=SPEC))
+        for step in ("paper", "code")
+    ]
+    assert all(torch.equal(models[0][client], models[1][client]) for client in models[0])
+
+
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_the_global_model_is_fedavgs(alpha, momentum):
@@ -73,5 +98,7 @@ def test_who_has_not_trained_yet_is_served_with_the_global_model():
 def test_an_option_out_of_range_and_what_is_no_sgd_are_refused():
     with pytest.raises(ConfigError, match=re.escape("algorithm.alpha should be in [0, 1], got 1.5")):
         APFL(alpha=1.5)
+    with pytest.raises(ConfigError, match=re.escape("algorithm.alpha_step should be 'paper' or 'code', got 'once'")):
+        APFL(alpha_step="once")
     with pytest.raises(ConfigError, match=r"local.optimizer should be 'sgd' with the local rule 'mixture', .* 'adam'"):
         APFL().check_training(LocalTraining(optimizer="adam"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -41,6 +42,47 @@ def test_equals_algorithm_1_step_by_step(M_c, K, seed):
         assert log.numbers["virtual_seconds"] == step.seconds
     if M_c > K:
         assert max(max(step.staleness) for step in expected) > 0, "or nothing is stale"
+
+
+@pytest.mark.parametrize(
+    ("options", "twin"),
+    [
+        ({"divide_by": "staleness"}, {"by_staleness": True}),
+        ({"server_momentum": 0.6}, {"momentum": 0.6}),
+        ({"divide_by": "staleness", "server_momentum": 0.6}, {"by_staleness": True, "momentum": 0.6}),
+    ],
+)
+def test_the_servers_step_is_that_of_flsim(options, twin):
+    """A weighted average, and torch's own SGD with momentum."""
+    clients, params = simulated(TWELVE, linear())
+    method = FedBuff(concurrency=6, buffer_size=3, eta_g=0.7, **options)
+    played = play(method, clients, params, 5, spec=SPEC)
+    arguments = {"M_c": 6, "K": 3, "eta_g": 0.7, "seed": 0, "steps": 5}
+    expected = fedbuff(as_numpy(params), TWELVE, linear(), SPEC, **arguments, **twin)
+    of_paper = fedbuff(as_numpy(params), TWELVE, linear(), SPEC, **arguments)
+    for state, step in zip(played.states[1:], expected, strict=True):
+        np.testing.assert_allclose(state.tree.nodes[0].params.numpy(), step.w, atol=1e-5)
+    assert np.abs(expected[-1].w - of_paper[-1].w).max() > 1e-3, "or the test cannot fail"
+
+
+def test_momentum_is_continued_bit_for_bit(tmp_path):
+    def once_more(folder=None, stop=None):
+        algorithm = FedBuff(concurrency=6, buffer_size=3, server_momentum=0.5)
+        return simulate(algorithm, linear(), TWELVE, local=SPEC, rounds=3, folder=folder, stop=stop)
+
+    for _ in range(2):
+        with pytest.raises(RunInterrupted):
+            once_more(tmp_path / "run", lambda: True)
+    assert once_more(tmp_path / "run").tree.nodes[0].params.equal(once_more().tree.nodes[0].params)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "rule"),
+    [("divide_by", "weights", "'updates' or 'staleness'"), ("server_momentum", 1.0, "in [0, 1)")],
+)
+def test_a_step_of_the_server_out_of_range_is_refused(option, value, rule):
+    with pytest.raises(ConfigError, match=re.escape(f"algorithm.{option} should be {rule}, got {value!r}")):
+        FedBuff(**{option: value})
 
 
 def test_one_buffer_of_all_clients_at_equal_speeds_is_fedavg():

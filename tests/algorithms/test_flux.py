@@ -39,14 +39,16 @@ class Silent(Around):
 
 
 @pytest.mark.parametrize(
-    ("seed", "th_round", "latest", "known"), [(1, 0.06, 8, None), (5, -1.0, 4, None), (1, 0.06, 8, 3)]
+    ("seed", "th_round", "latest", "known", "directions"),
+    [(1, 0.06, 8, None, None), (5, -1.0, 4, None, None), (1, 0.06, 8, 3, None), (1, 0.06, 8, None, 2)],
 )
-def test_equals_the_authors_steps_round_by_round(seed, th_round, latest, known):
+def test_equals_the_authors_steps_round_by_round(seed, th_round, latest, known, directions):
     federation = federation_of(TRUTH, SIZES, seed=seed)
     clients, params = simulated(federation, perceptron(seed))
-    algorithm = FLUX(th_round=th_round, latest=latest, clusters=known)
+    algorithm = FLUX(th_round=th_round, latest=latest, clusters=known, directions=directions)
     played = play(algorithm, clients, params, 6, spec=SPEC, seed=seed)
     options = {"labels": LABELS, "th_round": th_round, "latest": latest, "seed": seed, "rounds": 6, "known": known}
+    options |= {"directions": directions}
     expected = flux(as_numpy(params), federation, perceptron(), SPEC, **options)
     for state, wanted in zip(played.states[1:], expected, strict=True):
         assert clusters(state.tree) == {tuple(members) for members in wanted.clusters}
@@ -152,6 +154,26 @@ def test_newcomers_to_a_running_run_join_when_they_are_sampled():
     assert after.tree.leaf_of[6] == state.tree.leaf_of[6]
 
 
+def test_directions_that_are_given_do_not_depend_on_the_runs_seed():
+    """Members and newcomers are described along the directions of this draw, or else of the run's."""
+    federation = federation_of(TRUTH, SIZES)
+    for directions, draws in ((None, {1, 2}), (7, {7})):
+        asked = set[int]()
+
+        class Watched(Around):
+            def ask(self, query, asked=asked):
+                if type(query).__name__ == "DescriptorQuery":
+                    asked.add(query.seed)
+                return super().ask(query)
+
+        method = FLUX(earliest=1, latest=1, directions=directions)
+        for seed in (1, 2):
+            clients, params = simulated(federation, perceptron())
+            state = play(method, Watched(clients), params, 2, spec=SPEC, seed=seed).states[-1]
+            method.assign(state.tree, [0], Watched(clients), Round(3, SPEC, seed))
+        assert asked == draws
+
+
 def test_descriptors_travel_once():
     clients, params = simulated(federation_of(TRUTH, SIZES, seed=1), perceptron(1))
     metered = Metered(clients)
@@ -170,6 +192,7 @@ def test_descriptors_travel_once():
         ("components", 0, "at least 1, or left out"),
         ("eps_scaling", 0.0, "greater than 0"),
         ("clusters", 0, "at least 1, or left out"),
+        ("directions", -1, "at least 0, or left out"),
     ],
 )
 def test_an_option_out_of_range_is_refused(option, value, rule):

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedclade import PACFL, Adversary, ConfigError, LocalTraining, Oracle, load_federation, simulate
+from fedclade import PACFL, Adversary, ConfigError, FedAvg, LocalTraining, Oracle, load_federation, simulate
 from fedclade.clustering.subspace_angles import angles, nearest_vectors
 from fedclade.data.federation import ClientData, Federation, Pool
 from fedclade.report.dendrogram import Merges, clustering_step, dendrogram_picture
@@ -161,6 +161,16 @@ def test_each_cluster_is_trained_as_the_oracle_trains_it():
     oracle = play(Oracle(world.true_clusters), clients, params, 3, spec=SPEC, seed=2).states[-1].tree
     assert [node.members for node in ours.nodes] == [node.members for node in oracle.nodes]
     assert all(torch.equal(a.params, b.params) for a, b in zip(ours.leaves, oracle.leaves, strict=True))
+
+
+def test_where_it_finds_one_cluster_it_is_fedavg():
+    """As with swapped labels, which the distances of the paper and of the code do not see."""
+    world = federation("labels")
+    clients, params = simulated(world, torch.nn.Linear(D, LABELS))
+    fedavg = play(FedAvg(), clients, params, 3, spec=SPEC, seed=2).states[-1].tree
+    for distance in ("paper", "code"):
+        ours = play(PACFL(distance=distance, n_clusters=1), clients, params, 3, spec=SPEC, seed=2).states[-1].tree
+        assert torch.equal(ours.leaves[0].params, fedavg.nodes[0].params)
 
 
 def test_all_clients_are_compared_once_whoever_is_in_the_cohort():
@@ -353,6 +363,10 @@ def test_vectors_that_both_clients_lack_do_not_count():
     assert angles(vectors, "same_place")[0, 1] == pytest.approx((45 + 90) / 2, abs=1e-4)
 
 
+def per_label(**options) -> PACFL:
+    return PACFL(distance="per_label", **options)
+
+
 RANDOM = Adversary(lies="subspaces", share=0.08)
 DIGITS = load_federation("digits", clients=12, samples_per_client=60, shift="label_swap", clusters=2)
 RUN = {"rounds": 1, "local": SPEC, "seed": 2}
@@ -374,20 +388,20 @@ def test_random_subspaces_do_not_join_the_clusters_of_others():
     assert event["clients"] == [adversary]
     assert event["distance"] > 2 * event["usual"]
     assert attacked.tree.leaf_of[adversary] == event["node"]
-    open_to_it = members_of(simulate(PACFL(distance="per_label", set_apart=0.0), "mclr", DIGITS, adversary=RANDOM, **RUN))
+    open_to_it = members_of(simulate(per_label(set_apart=0.0), "mclr", DIGITS, adversary=RANDOM, **RUN))
     assert open_to_it == {(adversary,), tuple(c for c in DIGITS.ids if c != adversary)}
 
 
 @pytest.mark.parametrize("options", [{"threshold": 16.0}, {"n_clusters": 2}])
 def test_what_the_paper_says_is_done_where_its_threshold_or_a_number_is_given(options):
-    given = members_of(simulate(PACFL(distance="per_label", **options), "mclr", DIGITS, adversary=RANDOM, **RUN))
-    assert given == members_of(simulate(PACFL(distance="per_label", **options, set_apart=0.0), "mclr", DIGITS, adversary=RANDOM, **RUN))
-    apart = simulate(PACFL(distance="per_label", **options, set_apart=0.2), "mclr", DIGITS, adversary=RANDOM, **RUN)
+    given = members_of(simulate(per_label(**options), "mclr", DIGITS, adversary=RANDOM, **RUN))
+    assert given == members_of(simulate(per_label(**options, set_apart=0.0), "mclr", DIGITS, adversary=RANDOM, **RUN))
+    apart = simulate(per_label(**options, set_apart=0.2), "mclr", DIGITS, adversary=RANDOM, **RUN)
     assert [event["kind"] for event in apart.events].count("set_apart") == 1
 
 
 def test_honest_clients_are_clustered_the_same_with_and_without():
-    with_it, without = (simulate(PACFL(distance="per_label", set_apart=share), "mclr", DIGITS, **RUN) for share in (0.2, 0.0))
+    with_it, without = (simulate(per_label(set_apart=share), "mclr", DIGITS, **RUN) for share in (0.2, 0.0))
     assert [event["kind"] for event in with_it.events] == ["clustered"]
     for one, other in zip(with_it.tree.nodes, without.tree.nodes, strict=True):
         assert one.members == other.members

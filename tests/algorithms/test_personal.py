@@ -13,8 +13,9 @@ from fedclade import ConfigError, FedAvg, FedBN, FedPer, FedRep, LGFedAvg, Local
 from fedclade.algorithms import CFL, FLHC, IFCA, FedGroup, ReplicatedCFL
 from fedclade.channel import DifferentialPrivacy, Faults
 from fedclade.data.federation import Federation
+from fedclade.training import SimulatedClients
 from tests.reference.personal import federated
-from tests.tiny import FEATURES, LABELS, federation_of, perceptron
+from tests.tiny import FEATURES, LABELS, federation_of, perceptron, play
 
 SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.2, momentum=0.5, weight_decay=0.01)
 SIZES = [20, 26, 32, 15]
@@ -66,6 +67,39 @@ def test_a_method_equals_its_plain_loop(algorithm, module, personal, head_epochs
         assert run.personal(client).keys() == mine.keys()
         for name, value in run.personal(client).items():
             np.testing.assert_allclose(value.numpy(), mine[name].numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("head_epochs", [3, 12])
+def test_the_last_round_of_fedrep_fits_all_heads_as_the_authors_code_does(head_epochs):
+    """All clients, though each round samples half of them; the representation is that of the round before."""
+    run = ran(FedRep(head_epochs=head_epochs, last_fit=3))
+    federation = federation_of([0, 1, 0, 1], SIZES, seed=2)
+    arguments = {"seed": 3, "rounds": 3, "head_epochs": head_epochs}
+    shared, own = federated(federation, perceptron(), SPEC, HEAD, last_fit=True, **arguments)
+    assert run.layout is not None
+    ours = run.layout.unflatten(run.tree.nodes[0].params)
+    for name, value in shared.items():
+        np.testing.assert_allclose(ours[name].numpy(), value.numpy(), atol=1e-4)
+    for client, mine in own.items():
+        for name, value in run.personal(client).items():
+            np.testing.assert_allclose(value.numpy(), mine[name].numpy(), atol=1e-4)
+
+
+def test_in_the_last_round_of_fedrep_all_clients_train_and_no_update_is_used():
+    clients = SimulatedClients(federation_of([0, 1, 0, 1], SIZES), module := perceptron(), engine="loop", personal=HEAD)
+    params = clients.layout.flatten(module)
+    played = play(FedRep(head_epochs=1, last_fit=2), clients, params, 2, spec=SPEC, fraction=0.5)
+    assert [len(log.losses) for log in played.logs] == [2, 4]
+    before, after = (state.tree.nodes[0].params for state in played.states[1:])
+    assert torch.equal(before, after)
+    assert played.logs[1].discrepancy is None
+    last = played.clients.calls[-1].round
+    assert (last.personal_epochs, last.communicates) == (10, "models")
+
+
+def test_the_last_fit_is_in_a_round():
+    with pytest.raises(ConfigError, match=r"algorithm\.last_fit should be at least 1, or left out, got 0"):
+        FedRep(last_fit=0)
 
 
 def test_patterns_say_it_as_well_and_win_over_the_methods_own():

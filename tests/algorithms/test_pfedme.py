@@ -36,6 +36,21 @@ def test_equals_algorithm_1_round_by_round(beta):
         np.testing.assert_allclose(model.numpy(), theta[client], atol=1e-5)
 
 
+def test_clients_are_served_with_w_as_the_released_code_scores_them():
+    federation = world()
+    clients, params = simulated(federation, perceptron())
+    method = PFedMe(lam=8.0, steps=3, personal_lr=0.06, served="w")
+    played = play(method, clients, params, 3, spec=SPEC, seed=3, fraction=0.5)
+    cohorts = [sorted(log.losses) for log in played.logs]
+    arguments = {"lam": 8.0, "K": 3, "personal_lr": 0.06, "beta": 1.0, "seed": 3, "cohorts": cohorts}
+    expected = pfedme(params, federation, perceptron(), SPEC, scores_w=True, **arguments)
+    of_paper = pfedme(params, federation, perceptron(), SPEC, **arguments)
+    np.testing.assert_allclose(played.states[-1].tree.nodes[0].params.numpy(), of_paper[-1][0], atol=1e-5)
+    for client, model in own_models(played).items():
+        np.testing.assert_allclose(model.numpy(), expected[-1][1][client], atol=1e-5)
+        assert float((model - of_paper[-1][1][client]).abs().max()) > 1e-3, "or the test cannot fail"
+
+
 def test_the_larger_lambda_the_nearer_personal_models_are_to_the_global_one():
     gaps = []
     for lam in (0.5, 5.0, 50.0):
@@ -62,6 +77,7 @@ def test_with_one_step_of_theta_on_one_batch_it_is_fedavg_with_a_step_of_eta_lam
         ("steps", 0, "at least 1"),
         ("personal_lr", -1.0, "greater"),
         ("beta", 0.0, "gre"),
+        ("served", "v", "'theta' or 'w', got 'v'"),
     ],
 )
 def test_an_option_out_of_range_is_refused(option, value, rule):

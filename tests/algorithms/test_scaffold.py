@@ -42,6 +42,33 @@ def test_equals_algorithm_1_round_by_round(fraction, engine):
         np.testing.assert_allclose(ours.numpy(), c_i, atol=2e-5)
 
 
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def test_plain_means_are_those_of_algorithm_1(fraction):
+    federation = world()
+    clients, params = simulated(federation, perceptron())
+    played = play(Scaffold(server_lr=0.8, weighted=False), clients, params, 4, spec=SPEC, seed=3, fraction=fraction)
+    cohorts = [sorted(log.losses) for log in played.logs]
+    arguments = {"server_lr": 0.8, "seed": 3, "cohorts": cohorts}
+    expected = scaffold(params, federation, perceptron(), SPEC, plain=True, **arguments)
+    of_sizes = scaffold(params, federation, perceptron(), SPEC, **arguments)
+    for state, (x, c, _) in zip(played.states[1:], expected, strict=True):
+        np.testing.assert_allclose(state.tree.nodes[0].params.numpy(), x, atol=1e-5)
+        np.testing.assert_allclose(state.control.numpy(), c, atol=1e-5)
+    assert float((expected[-1][0] - of_sizes[-1][0]).abs().max()) > 1e-3, "or the test cannot fail"
+
+
+def test_c_of_plain_means_is_the_mean_over_all_clients_newcomers_included():
+    clients, params = simulated(world(), perceptron())
+    method, coming = Scaffold(weighted=False), ChurningClients(clients, {2: 2, 3: 2}, {})
+    state = method.init(params, coming)
+    for number, cohort in ((1, [0, 1]), (2, [0, 2]), (3, [1, 2])):
+        state, _ = coming.begin(method, state, Round(number, SPEC))
+        state, _ = method.step(state, cohort, coming, Round(number, SPEC))
+    zeros = torch.zeros_like(params)
+    mean = sum(clients.store.latest(client).get("rule/c", zeros) for client in range(4)) / 4
+    torch.testing.assert_close(state.control, mean, rtol=0, atol=1e-5)
+
+
 def test_the_first_round_is_fedavgs():
     clients, params = simulated(world(), perceptron())
     ours, fedavg = (play(each, clients, params, 2, spec=SPEC).states for each in (Scaffold(), FedAvg()))

@@ -42,6 +42,7 @@ def flux(
     seed: int,
     rounds: int,
     known: int | None = None,
+    directions: int | None = None,
 ) -> list[AfterRound]:
     ids = sorted(federation.ids)
     data = {i: [each.numpy() for each in federation.examples(i, "train")] for i in ids}
@@ -50,7 +51,7 @@ def flux(
     models, history = [w], list[AfterRound]()
     for server_round in range(1, rounds + 1):
         if status == 1:  # with the current global model, before it is trained
-            descriptors = described(models[0], data, labels, seed)
+            descriptors = described(models[0], data, labels, seed if directions is None else directions)
             cluster_of = dict(zip(ids, clustered(descriptors, labels, known), strict=True))
             models = [models[0]] * (max(cluster_of.values()) + 1)
             status = 2

@@ -1,7 +1,8 @@
 """FedPer, LG-FedAvg, FedBN and FedRep as their algorithms have it, with torch's own SGD and state dicts.
 
 All are FedAvg of the tensors that are not personal. FedRep's clients train these after the others (Collins et al. 2021,
-Algorithm 1, lines 7 to 11). Means have the weights |D_i|; the random draws are the library's.
+Algorithm 1, lines 7 to 11); with ``last_fit`` the last round is that of their code (``main_fedrep.py``, ``last``): all
+fit their heads, and nothing else. Means have the weights |D_i|; the random draws are the library's.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ def federated(
     seed: int,
     rounds: int,
     head_epochs: int = 0,
+    last_fit: bool = False,
 ) -> tuple[State, dict[int, State]]:
     """Return the shared tensors at the end, and each client's own; with ``head_epochs`` it is FedRep."""
     theta = copy.deepcopy(module.state_dict())
@@ -59,6 +61,14 @@ def federated(
     own = {client.id: {name: theta[name] for name in personal} for client in federation.clients}
     total = sum(len(client.train) for client in federation.clients)
     for t in range(1, rounds + 1):
+        if last_fit and t == rounds:
+            for client in federation.clients:
+                net = copy.deepcopy(module).train()
+                net.load_state_dict({**theta, **own[client.id]})
+                draw = rng.torch_generator(seed, "train personal", t, client.key)
+                fit(net, personal, client, federation, spec, max(10, head_epochs), draw, t)
+                own[client.id] = {name: net.state_dict()[name].clone() for name in personal}
+            break
         mean = {name: torch.zeros_like(theta[name], dtype=torch.float64) for name in shared}
         for client in federation.clients:
             net = copy.deepcopy(module).train()

@@ -14,6 +14,12 @@ Where paper and the authors' simulator (FLSim) leave a choice, this file makes i
 
 - Means are not weighted by |D_i|, as in Algorithm 1. With K = M_c = all clients, equal speeds and equal sizes it is
   FedAvg.
+- Σ s(τ_i) Δ_i is divided by K, the number of updates, as in Algorithm 1 (line 10), so that a stale buffer makes a
+  shorter step. FLSim divides by Σ s(τ_i) where its reducer is a weighted average, its own default, and by nothing where
+  it is a weighted sum, that of its asynchronous aggregators. ``divide_by = "staleness"`` is the weighted average; the
+  weighted sum is ``eta_g`` times K.
+- FLSim's server takes its step by SGD, which may have momentum: V ← m V + mean, w ← w + η_g V. Algorithm 1 has none,
+  and so does FLSim by default; ``server_momentum`` is m. Buffers, such as BatchNorm's, are averaged without it.
 - How long a client trains is drawn anew each time from a half-normal distribution, as FLSim does it for each user
   (``PerUserHalfNormalDurationDistribution``); or is proportional to its examples; or the same for all. Uploads take no
   time.
@@ -72,6 +78,11 @@ class FedBuff(Algorithm[FedBuffState]):
         The server's step size η_g; the paper tunes it.
     discount
         Exponent a of s(τ) = (1 + τ)^-a, in [0, 1]: 0.5 as in the paper; 0 leaves it out.
+    divide_by
+        What Σ s(τ_i) Δ_i of a buffer is divided by: the number of ``updates``, as in Algorithm 1, or Σ s(τ_i),
+        ``staleness``, as by FLSim's weighted average.
+    server_momentum
+        Momentum of the server's steps, in [0, 1), as of FLSim's server optimizer; 0 in Algorithm 1.
     duration
         How long a client trains: ``half_normal``, ``seconds`` · |z| with z from a standard normal distribution;
         ``examples``, ``seconds`` for each example that passes; or ``equal``, ``seconds``.
@@ -90,6 +101,8 @@ class FedBuff(Algorithm[FedBuffState]):
     buffer_size: int = 10
     eta_g: float = 1.0
     discount: float = 0.5
+    divide_by: Literal["updates", "staleness"] = "updates"
+    server_momentum: float = 0.0
     duration: Literal["half_normal", "examples", "equal"] = "half_normal"
     seconds: float = 1.0
     clusters_of: str | None = None
@@ -97,11 +110,14 @@ class FedBuff(Algorithm[FedBuffState]):
 
     def __post_init__(self) -> None:
         durations = ("half_normal", "examples", "equal")
+        is_known_divisor = self.divide_by in ("updates", "staleness")
         require(
             ("algorithm.concurrency", self.concurrency, self.concurrency >= 1, "at least 1"),
             ("algorithm.buffer_size", self.buffer_size, self.buffer_size >= 1, "at least 1"),
             ("algorithm.eta_g", self.eta_g, self.eta_g > 0, "greater than 0"),
             ("algorithm.discount", self.discount, 0 <= self.discount <= 1, "in [0, 1]"),
+            ("algorithm.divide_by", self.divide_by, is_known_divisor, "'updates' or 'staleness'"),
+            ("algorithm.server_momentum", self.server_momentum, 0 <= self.server_momentum < 1, "in [0, 1)"),
             ("algorithm.duration", self.duration, self.duration in durations, " or ".join(map(repr, durations))),
             ("algorithm.seconds", self.seconds, self.seconds > 0, "greater than 0"),
             (
@@ -150,19 +166,23 @@ class FedBuff(Algorithm[FedBuffState]):
             return replace(state, clocks=tuple(clocks)), RoundLog({}, {}, events=tuple(none))
         updates = clients.train(list(rows), models, list(rows.values()), this_round)
         versions, events, came = list(state.versions), list[Event](), set(updates.ids)
+        velocity = self._velocity(state)
         for place, (leaf, buffer) in enumerate(zip(tree.leaves, buffers, strict=True)):
             stale = {client: versions[place] - begun for _, client, begun in buffer}
             mine = updates.select([client for client in sorted(stale) if client in came])
             if len(mine.ids) < max(1, this_round.min_clients):
                 continue  # which the log tells
-            tree = tree.moved(leaf.id, self.eta_g * self._mean(mine, stale))
+            step = self._mean(mine, stale)
+            if velocity is not None:
+                step = _with_momentum(step, velocity[place], self.server_momentum, mine.n_parameters)
+            tree = tree.moved(leaf.id, self.eta_g * step)
             versions[place] += 1
             ages = [stale[client] for client in mine.ids]
             of_step = len(ages), sum(ages) / len(ages), max(ages), clocks[place], versions[place]
             events.append(Buffered(leaf.id, *of_step))
         log = log_of(by_cluster(state.tree, updates, this_round, weighted=False), events)
         numbers = _numbers(events, clocks)
-        state = next_state(state, tree, clocks, versions, flights)
+        state = replace(next_state(state, tree, clocks, versions, flights), velocity=velocity)
         return state, replace(log, discrepancy=None, numbers=numbers)  # clients began at several models
 
     def join(
@@ -219,13 +239,31 @@ class FedBuff(Algorithm[FedBuffState]):
                 if len(buffer) == self.buffer_size:
                     return clock, buffer
 
+    def _velocity(self, state: FedBuffState) -> Tensor | None:
+        """Return a copy of V of every cluster, ``[clusters, S]``; None without momentum."""
+        if not self.server_momentum:
+            return None
+        if state.velocity is not None:
+            return state.velocity.clone()
+        return torch.stack([torch.zeros_like(leaf.params) for leaf in state.tree.leaves])
+
     def _mean(self, updates: Updates, stale: Mapping[int, int]) -> Tensor:
-        """Return Σ s(τ_i) Δ_i over their number, ``[S]``, or what a robust rule makes of all s(τ_i) Δ_i."""
+        """Return Σ s(τ_i) Δ_i over their number or Σ s(τ_i), ``[S]``, or what a robust rule makes of all s(τ_i) Δ_i."""
         deltas = updates.required_deltas
         weights = torch.tensor([(1 + stale[client]) ** -self.discount for client in updates.ids], dtype=torch.float64)
+        divisor = float(len(updates.ids))
+        if self.divide_by == "staleness":
+            divisor = float(weights.sum())
         if updates.aggregation is not None:
-            return mean(replace(updates, deltas=weights[:, None].to(deltas) * deltas), weighted=False)
-        return (weights / len(updates.ids)).to(deltas) @ deltas
+            discounted = weights[:, None].to(deltas) * deltas
+            return mean(replace(updates, deltas=discounted), weighted=False) * (len(updates.ids) / divisor)
+        return (weights / divisor).to(deltas) @ deltas
+
+
+def _with_momentum(step: Tensor, velocity: Tensor, momentum: float, n_parameters: int) -> Tensor:
+    """Return the step of a cluster with momentum, ``[S]``; V ``[S]`` is changed in place, and has no buffers."""
+    velocity[:n_parameters] = momentum * velocity[:n_parameters] + step[:n_parameters]
+    return torch.cat([velocity[:n_parameters], step[n_parameters:]])
 
 
 def _numbers(events: Sequence[Event], clocks: Sequence[float]) -> dict[str, float | None]:

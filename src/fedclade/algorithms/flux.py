@@ -9,7 +9,9 @@ This file follows the authors' code (``flux/server.py``, ``public/models.py``), 
 
 - The latent is the input of the first dense layer behind the last convolution, flattened, which for their LeNet-5 and
   ResNet-9 is theirs, the last pooled images; without convolutions, of which they have no case, that of the last layer.
-- The components' directions are drawn by the run's seed; in the code always by the same.
+- The components' directions are drawn by the run's seed; in the code always by the same, 1, so that its results are
+  those of one draw. The number of clusters depends on the draw (``studies/flux_directions.py``). ``directions`` fixes
+  the draw, whatever the run's seed; the points that a number stands for are not those of the code.
 - Accuracy is that of the cohort on its training data; in the code of all clients on a fifth that they keep for it. So
   is the largest entry of all latents, which sets the origin of the components.
 - The code clusters at the latest after 80 % of the rounds; a method does not know how many there are, so ``latest``
@@ -97,6 +99,8 @@ class FLUX(Algorithm[FLUXState]):
         ε is so many times the distance at the knee.
     clusters
         Their number, where it is known: k-means takes the place of the knee (FLUX-prior).
+    directions
+        Number of the draw of the components' directions; left out: the run's seed.
     """
 
     state_type = FLUXState
@@ -110,6 +114,7 @@ class FLUX(Algorithm[FLUXState]):
     per_label: bool = True
     eps_scaling: float = 1.0
     clusters: int | None = None
+    directions: int | None = None
 
     def __post_init__(self) -> None:
         count, known = self.components, self.clusters
@@ -119,6 +124,10 @@ class FLUX(Algorithm[FLUXState]):
             ("algorithm.components", count, count is None or count >= 1, "at least 1, or left out"),
             ("algorithm.eps_scaling", self.eps_scaling, self.eps_scaling > 0, "greater than 0"),
             ("algorithm.clusters", known, known is None or known >= 1, "at least 1, or left out"),
+            (
+                *("algorithm.directions", self.directions, self.directions is None or self.directions >= 0),
+                "at least 0, or left out",
+            ),
         )
 
     @property
@@ -175,10 +184,14 @@ class FLUX(Algorithm[FLUXState]):
         if not (leaves := _clusters(tree)):
             return to_root(ids)
         count = int(tree.nodes[0].criteria["components"])
-        found = clients.descriptors(ids, tree.nodes[0].params, this_round.seed, count, per_label=False)
+        found = clients.descriptors(ids, tree.nodes[0].params, self._draw(this_round), count, per_label=False)
         members = {leaf.id: _descriptors(leaf, count) for leaf in leaves}
         space = DescriptorSpace.of(torch.cat([*members.values()]))
         return to_nearest_descriptor(tree, described(ids, found), members, space)
+
+    def _draw(self, this_round: Round) -> int:
+        """Return the number of the draw of the components' directions."""
+        return this_round.seed if self.directions is None else self.directions
 
     def _is_time(self, state: FLUXState, this_round: Round) -> bool:
         """Whether clients are clustered before a round is run."""
@@ -262,7 +275,7 @@ class FLUX(Algorithm[FLUXState]):
     ) -> tuple[list[int], Tensor]:
         """Return the clients that send their descriptors by the root's model, and these, ``[m, 2 + B, C]``."""
         count = self.components or 0
-        found = clients.descriptors(ids, root.params, this_round.seed, count, per_label=self.per_label)
+        found = clients.descriptors(ids, root.params, self._draw(this_round), count, per_label=self.per_label)
         came = found.flatten(1).any(dim=1).tolist()
         return [client for client, answers in zip(ids, came, strict=True) if answers], found[came]
 

@@ -23,6 +23,7 @@ class FedBuffState(State):
     Clusters are the leaves of the tree, in their order, and clocks are in virtual seconds. Of those in training
     ``finishes`` says when each is done, and ``begun`` which version of its cluster's model it has. Models that their
     clusters have moved on from are the rows of ``old [V, S]``; ``old_node`` and ``old_version`` say what they are.
+    ``velocity [clusters, S]`` is that of each cluster's model, where the server has momentum.
     """
 
     clocks: tuple[float, ...]
@@ -33,6 +34,7 @@ class FedBuffState(State):
     old: Tensor | None = None
     old_node: tuple[int, ...] = ()
     old_version: tuple[int, ...] = ()
+    velocity: Tensor | None = None
 
     @classmethod
     def of(cls, tree: ParameterTree) -> FedBuffState:

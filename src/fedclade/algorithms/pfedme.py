@@ -15,12 +15,16 @@ Where paper and official code leave a choice, this file makes it:
   code lets all clients train and averages some. One that has not trained yet, and a newcomer, is served with w.
 - The mean is weighted by |D_i| as in FedAvg; the algorithm's is not. With equal sizes it is the same.
 - ``local.clip_norm`` is of the gradient of f_i, without the term of λ.
+- Clients are served with θ_i, as in the paper. The released code means to score θ_i, but scores w_i as it is sent at
+  the end of a round: ``test_persionalized_model`` copies from the model's own parameters, which ``train`` has set to
+  w_i. ``served = "w"`` does so, and then all of its "personalized" scores are those of w_i.
 - θ_i never leaves its client. A round's loss is that at θ_i before it meets a mini-batch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from fedclade.algorithms.ruled import Ruled
 from fedclade.core import LARGEST, MoreauEnvelope, checked, require
@@ -41,12 +45,16 @@ class PFedMe(Ruled):
         Their step size.
     beta
         β: how far the global model goes to the mean of the clients'.
+    served
+        The client's own model: ``"theta"``, its personal model θ_i; or ``"w"``, w_i after its last step, as in the
+        authors' code.
     """
 
     lam: float = 15.0
     steps: int = 5
     personal_lr: float = 0.09
     beta: float = 1.0
+    served: Literal["theta", "w"] = "theta"
 
     def __post_init__(self) -> None:
         require(("algorithm.beta", self.beta, 0 < self.beta <= LARGEST, f"greater than 0 and at most {LARGEST:g}"))
@@ -55,7 +63,7 @@ class PFedMe(Ruled):
     @property
     def rule(self) -> MoreauEnvelope:
         """What clients do in a step."""
-        return MoreauEnvelope(lam=self.lam, steps=self.steps, lr=self.personal_lr)
+        return MoreauEnvelope(lam=self.lam, steps=self.steps, lr=self.personal_lr, served=self.served)
 
     @property
     def server_step(self) -> float:

@@ -15,7 +15,8 @@ Where paper and others leave a choice, this file makes it:
   whose client has moved c_i, or data changes its size, c stays beside the mean of the c_i for good: the model then
   settles beside the optimum.
 - Means are weighted by |D_i| as in FedAvg, that of the c_i too: c ← c + Σ_{i∈S} |D_i| (c_i⁺ − c_i) / Σ_i |D_i|, below
-  over all clients. The algorithm's are not. With equal sizes it is the same.
+  over all clients. The algorithm's means are plain: x ← x + η_g/|S| Σ Δy_i and c ← c + 1/N Σ (c_i⁺ − c_i), lines 16
+  and 17. ``weighted = false`` takes these. With equal sizes it is the same.
 - Steps are plain SGD: with momentum (x − y_i)/(K η_l) would not be a mean of gradients, so it is refused.
 - η_g = 1, as in the paper's experiments. Buffers, such as BatchNorm's, are averaged; they have no control variate, and
   personal parameters have none.
@@ -64,11 +65,14 @@ class Scaffold(OneCohort[ScaffoldState]):
     ----------
     server_lr
         η_g: how far the global model goes to the mean of the clients'.
+    weighted
+        Whether means have the weights |D_i|, as in FedAvg, or are plain, as in Algorithm 1.
     """
 
     state_type = ScaffoldState
 
     server_lr: float = 1.0
+    weighted: bool = True
 
     def __post_init__(self) -> None:
         step = self.server_lr
@@ -90,9 +94,9 @@ class Scaffold(OneCohort[ScaffoldState]):
     def join(
         self, state: ScaffoldState, ids: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[ScaffoldState, list[Event]]:
-        """Take newcomers in; c is the mean over the examples of all clients."""
-        sizes = clients.sizes
-        share = 1 - sum(sizes[client] for client in ids) / sum(sizes.values())
+        """Take newcomers in; c is the mean over the examples of all clients, or over all clients."""
+        weights = clients.sizes if self.weighted else dict.fromkeys(clients.sizes, 1)
+        share = 1 - sum(weights[client] for client in ids) / sum(weights.values())
         state, events = super().join(state, ids, clients, this_round)
         return replace(state, control=share * state.control), events
 
@@ -104,15 +108,24 @@ class Scaffold(OneCohort[ScaffoldState]):
         ruled = replace(this_round, rule=ControlVariates())
         updates = clients.train(cohort, models, [0] * len(cohort), ruled, anchors=[1] * len(cohort))
         updates = updates.select(sorted(cohort))
-        part = scaled(ClusterUpdate.of(0, updates, this_round), self.server_lr)
-        control = state.control + _moved(state.control, updates, sum(clients.sizes.values()), this_round)
+        part = scaled(ClusterUpdate.of(0, updates, this_round, weighted=self.weighted), self.server_lr)
+        control = state.control + self._control_step(state.control, updates, clients, this_round)
         return ScaffoldState(move_clusters(state.tree, [part]), control), log_of([part])
 
+    def _control_step(self, control: Tensor, updates: Updates, clients: Clients, this_round: Round) -> Tensor:
+        """Return what c moves by, ``[S]``, by the examples of all clients, or by their number."""
+        if self.weighted:
+            return _moved(control, updates, updates.sizes, sum(clients.sizes.values()), this_round)
+        return _moved(control, updates, torch.ones_like(updates.sizes), len(clients.ids), this_round)
 
-def _moved(control: Tensor, updates: Updates, examples: int, this_round: Round) -> Tensor:
-    """Return what c moves by, ``[S]``: the mean of c_i⁺ − c_i over the examples of all clients, or by a robust rule."""
-    deltas, sizes, moved = updates.required_deltas, updates.sizes, torch.zeros_like(control)
-    trained_on = sizes if updates.uncapped is None else updates.uncapped
+
+def _moved(control: Tensor, updates: Updates, weights: Tensor, total: int, this_round: Round) -> Tensor:
+    """Return Σ_{i∈S} weight_i (c_i⁺ − c_i) / total, ``[S]``, or, by a robust rule, what takes the place of the mean.
+
+    ``weights`` ``[n]`` are those of the clients that answered, and ``total`` is the sum of all clients' weights.
+    """
+    deltas, moved = updates.required_deltas, torch.zeros_like(control)
+    trained_on = updates.sizes if updates.uncapped is None else updates.uncapped
     steps = torch.tensor([this_round.spec.steps_with(int(size)) for size in trained_on.tolist()], dtype=torch.float64)
     if updates.shortened is not None:  # c_i has moved by the whole update
         steps = steps * updates.shortened
@@ -120,7 +133,7 @@ def _moved(control: Tensor, updates: Updates, examples: int, this_round: Round) 
     if updates.aggregation is not None:
         gradients = deltas[:, :D] / (steps * this_round.lr)[:, None].to(deltas)
         of_each = replace(updates, deltas=torch.cat([-gradients - control[:D], torch.zeros_like(deltas[:, D:])], 1))
-        return mean(of_each) * (float(sizes.sum()) / examples)
-    of_sum = (sizes / (steps * this_round.lr)).to(deltas)
-    moved[:D] = -(of_sum @ deltas[:, :D] + sizes.sum().to(control) * control[:D]) / examples
+        return mean(of_each) * (float(weights.sum()) / total)
+    of_sum = (weights / (steps * this_round.lr)).to(deltas)
+    moved[:D] = -(of_sum @ deltas[:, :D] + weights.sum().to(control) * control[:D]) / total
     return moved

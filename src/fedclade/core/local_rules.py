@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from fedclade.core.arguments import check_arguments, checked
 from fedclade.core.errors import ConfigError, require, unknown
@@ -78,7 +78,8 @@ class LocalRule:
 class Interpolation(LocalRule):
     """Beside w, train v where αv + (1−α)w stands, and be served with that: APFL (Deng et al. 2020).
 
-    ``alpha`` is α where a client begins, and stays so unless it is ``adaptive``.
+    ``alpha`` is α where a client begins, and stays so unless it is ``adaptive``. It then moves as ``alpha_step`` says:
+    in every step, as in the paper, or once a round, as in the authors' code.
     """
 
     name = "mixture"
@@ -86,9 +87,13 @@ class Interpolation(LocalRule):
 
     alpha: float
     adaptive: bool = False
+    alpha_step: Literal["paper", "code"] = "paper"
 
     def __post_init__(self) -> None:
-        require(("algorithm.alpha", self.alpha, 0 <= self.alpha <= 1, "in [0, 1]"))
+        require(
+            ("algorithm.alpha", self.alpha, 0 <= self.alpha <= 1, "in [0, 1]"),
+            ("algorithm.alpha_step", self.alpha_step, self.alpha_step in ("paper", "code"), "'paper' or 'code'"),
+        )
 
     @property
     def gradients(self) -> int:
@@ -106,7 +111,8 @@ class Interpolation(LocalRule):
 class MoreauEnvelope(LocalRule):
     """Move w towards the θ that is best near it, and be served with θ: pFedMe (Dinh et al. 2020).
 
-    ``lam`` is λ, ``steps`` K, and ``lr`` the step size with which θ is found.
+    ``lam`` is λ, ``steps`` K, and ``lr`` the step size with which θ is found. With ``served = "w"`` clients are served
+    with their w at the end of a round in place of θ, as in the authors' code.
     """
 
     name = "moreau_envelope"
@@ -115,12 +121,14 @@ class MoreauEnvelope(LocalRule):
     lam: float
     steps: int
     lr: float
+    served: Literal["theta", "w"] = "theta"
 
     def __post_init__(self) -> None:
         require(
             ("algorithm.lam", self.lam, 0 < self.lam <= LARGEST, f"greater than 0 and at most {LARGEST:g}"),
             ("algorithm.steps", self.steps, self.steps >= 1, "at least 1"),
             ("algorithm.personal_lr", self.lr, 0 < self.lr <= LARGEST, f"greater than 0 and at most {LARGEST:g}"),
+            ("algorithm.served", self.served, self.served in ("theta", "w"), "'theta' or 'w'"),
         )
 
     @property

@@ -95,6 +95,10 @@ class RuleAtWork(ABC, Generic[R]):
         return {}
 
 
+ALPHA_DECAY = 0.02
+"""Weight of α²/2 in the loss by which the authors' code of APFL moves α."""
+
+
 class Mixing(RuleAtWork[Interpolation]):
     """APFL, Algorithm 1: w ← w − η∇f(w), v ← v − η∇_v f(v̄), with v̄ = αv + (1−α)w; α by eq. 10, clipped to [0, 1]."""
 
@@ -103,7 +107,10 @@ class Mixing(RuleAtWork[Interpolation]):
     def begin(self, models: Tensor, anchors: Tensor, kept: Sequence[Mapping[str, Tensor]]) -> Named:
         """Let those who have no v begin with w."""
         first = models.new_full((len(models),), self.rule.alpha)
-        return {"v": or_kept(models, kept, "v"), "alpha": or_kept(first, kept, "alpha")}
+        named = {"v": or_kept(models, kept, "v"), "alpha": or_kept(first, kept, "alpha")}
+        if self._moves_alpha_once:
+            named["is_first_step"] = models.new_ones(len(models))
+        return named
 
     def step(self, now: Named, step: Step) -> None:
         """Take the gradients at w and at v̄, both as they are before the step."""
@@ -113,9 +120,28 @@ class Mixing(RuleAtWork[Interpolation]):
         step.move("w", of_w)
         step.move("v", alpha * of_mixed)
         step.buffers(now["v"]).copy_(step.buffers(mixed))
-        if self.rule.adaptive:
+        if self._moves_alpha_once:
+            apart = step.parameters(now["v"]) - step.parameters(now["w"])
+            slope = self._slope_of_code(now["alpha"], (of_mixed * apart).sum(1))
+            now["alpha"] = (now["alpha"] - step.optimizer.lr * now["is_first_step"] * slope).clamp(0, 1)
+            now["is_first_step"] = torch.zeros_like(now["is_first_step"])
+        elif self.rule.adaptive:
             slope = (of_mixed * apart).sum(1)
             now["alpha"] = (now["alpha"] - step.optimizer.lr * slope).clamp(0, 1)
+
+    @property
+    def _moves_alpha_once(self) -> bool:
+        """Whether α moves after the first step of a round alone."""
+        return self.rule.adaptive and self.rule.alpha_step == "code"
+
+    @staticmethod
+    def _slope_of_code(alpha: Tensor, slope: Tensor) -> Tensor:
+        """Return the slope ``[k]`` of the authors' code (``alpha_update``), from ⟨∇f(v̄), v − w⟩ ``[k]``.
+
+        The code has ⟨α ∇_v + (1 − α) ∇_w, v − w⟩ + 0.02 α with the gradients of the mixture's loss, ∇_v = α ∇f(v̄) and
+        ∇_w = (1 − α) ∇f(v̄).
+        """
+        return (alpha**2 + (1 - alpha) ** 2) * slope + ALPHA_DECAY * alpha
 
     def end(self, now: Named, models: Tensor, steps: Tensor, optimizer: LocalOptimizer) -> Named:
         """Keep v and α; serve v̄."""
@@ -144,8 +170,8 @@ class Enveloping(RuleAtWork[MoreauEnvelope]):
         step.buffers(now["w"]).copy_(step.buffers(now["theta"]))
 
     def end(self, now: Named, models: Tensor, steps: Tensor, optimizer: LocalOptimizer) -> Named:
-        """Serve θ."""
-        return {SERVED: now["theta"]}
+        """Serve θ, or w_i as it is sent."""
+        return {SERVED: now["theta"] if self.rule.served == "theta" else now["w"].clone()}
 
 
 class MetaSteps(RuleAtWork[MetaLearning]):
