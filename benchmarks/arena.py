@@ -34,7 +34,20 @@ DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 """Titles of the data sets, by how their cells' names begin."""
 
 CLUSTERED = (
-    *("rcfl", "cfl", "cfl_rounds", "fl_hc", "fedgroup", "flexcfl", "ifca", "fesem", "pacfl", "stocfl", "feddrift"),
+    *(
+        "rcfl",
+        "cfl",
+        "cfl_rounds",
+        "fl_hc",
+        "fedgroup",
+        "flexcfl",
+        "ifca",
+        "fesem",
+        "pacfl",
+        "pacfl_per_label",
+        "stocfl",
+        "feddrift",
+    ),
     *("flux", "fedem", "fedrc", "fedsoft"),
 )
 NEAR = 1.0

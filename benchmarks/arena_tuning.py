@@ -64,7 +64,7 @@ SETTINGS: Mapping[str, Sequence[Options]] = {
     "flexcfl": tuple({"groups": groups, "pretrain_scale": 1} for groups in (4, 2, 8)),
     "flux": ({"eps_scaling": 1.0}, {"eps_scaling": 0.8}, {"eps_scaling": 1.2}),
     "ifca": tuple({"clusters": clusters} for clusters in (4, 2, 8)),
-    "pacfl": CUTS,
+    "pacfl": tuple({"distance": "per_label", **cut} for cut in CUTS),  # the variant of fedclade
     "per_fedavg": ({"alpha": 0.005}, {"alpha": 0.02}, {"alpha": 0.05}),
     "pfedme": ({"personal_lr": 0.09}, {"personal_lr": 0.03}, {"personal_lr": 0.01}),
     "stocfl": ({"tau": 0.65}, {"tau": 0.3}, {"tau": 0.9}),

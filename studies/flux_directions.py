@@ -65,13 +65,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--draws", type=int, default=20)
+    parser.add_argument("--cells", nargs="+", default=CELLS, metavar="CELL", help="cells of the arena")
     parser.add_argument("--seed", type=int, default=0, help="of data, model and training")
     given = parser.parse_args()
     (path,) = (each for each in find_configs("arena") if each.stem == "mnist")
     print("| cell | true clusters | clusters found (draws) | least ARI | mean ARI | largest ARI |")
     print("|:--|--:|:--|--:|--:|--:|", flush=True)
     for scenario in read_scenarios(path, ["rounds=8"]):
-        if scenario.name not in CELLS:
+        if scenario.name not in given.cells:
             continue
         config = scenario.configs["flux"]
         data = {**config.data, "samples_per_client": IMAGES // config.data["clients"]}

@@ -5,7 +5,7 @@ training: by the options that a scenario has for it, with the distance of the pa
 the variant of fedclade. Where it finds one cluster it is federated averaging.
 
     python studies/pacfl_distances.py suite --scale laptop --seeds 3 --data-dir DIR
-    python studies/pacfl_distances.py arena --data-dir DIR
+    python studies/pacfl_distances.py arena --only '*8' --data-dir DIR
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import fedclade  # noqa: F401  # isort: skip  (before torch, whose threads then 
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Literal
 
@@ -54,11 +55,13 @@ def with_distance(method: PACFL, distance: Distance) -> PACFL:
     return replace(method, distance=distance)
 
 
-def scenario_rows(name: str, scale: str | None, seeds: int, data_dir: Path | None) -> Iterator[list[str]]:
-    """Yield the scenario, the seed, and what each distance finds."""
+def scenario_rows(name: str, only: str, *, scale: str | None, seeds: int, data_dir: Path | None) -> Iterator[list[str]]:
+    """Yield the scenario, the seed, and what each distance finds, for scenarios whose name matches a pattern."""
     for path in find_configs(name):
         fitting_scale = scale if scale in known_scales(path) else None
         for scenario in read_scenarios(path, scale=fitting_scale):
+            if not fnmatch(scenario.name, only):
+                continue
             config: Config = scenario.configs[METHOD]
             for seed in range(seeds):
                 of_seed = replace(config, top=replace(config.top, seed=seed))
@@ -74,12 +77,14 @@ def main() -> None:
     """Print a table: a line for each scenario and seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("configs", help="folder of scenarios, such as suite")
+    parser.add_argument("--only", default="*", help="pattern over the scenarios' names")
     parser.add_argument("--scale", help="scale of the scenarios that have it, such as laptop")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--data-dir", type=Path)
     given = parser.parse_args()
     print("| scenario | seed | paper | code | per label (ours) |\n|:--|--:|--:|--:|--:|")
-    for row in scenario_rows(given.configs, given.scale, given.seeds, given.data_dir):
+    options = {"scale": given.scale, "seeds": given.seeds, "data_dir": given.data_dir}
+    for row in scenario_rows(given.configs, given.only, **options):
         print(f"| {' | '.join(row)} |", flush=True)
 
 

@@ -94,7 +94,7 @@ def algorithm_of(method: str, *, defended: bool) -> Algorithm:
         "feddrift": lambda: FedDrift(step_rounds=2, delta=0.1),
         "flexcfl": lambda: FlexCFL(groups=2),
         "flux": FLUX,
-        "pacfl": lambda: PACFL(set_apart=None if defended else 0.0),
+        "pacfl": lambda: PACFL(distance="per_label", set_apart=None if defended else 0.0),
     }
     return methods[method]()
 

@@ -43,7 +43,7 @@ RIVALS: Mapping[str, Algorithm] = {
     "fesem": FeSEM(clusters=3),
     "fedsoft": FedSoft(clusters=3, lam=0.5),
     "feddrift": FedDrift(step_rounds=1, delta=0.0, start="together"),  # alone, models tie, and their order decides
-    "pacfl": PACFL(vectors=2, threshold=50.0),
+    "pacfl": PACFL(distance="per_label", vectors=2, threshold=50.0),
     "stocfl": StoCFL(tau=0.6, anchor_epochs=3),
     "flux": FLUX(earliest=1, latest=2),
     "ditto": Ditto(lam=0.5),
