@@ -44,7 +44,7 @@ METHODS = {
     "fedsoft": FedSoft(selection=12),
     "fesem": FeSEM(clusters=2),
     "feddrift": FedDrift(step_rounds=2, delta=0.2),
-    "pacfl": PACFL(n_clusters=2),
+    "pacfl": PACFL(n_clusters=2, distance="per_label"),
     "stocfl": StoCFL(tau=0.6, anchor_epochs=5),
     "flux": FLUX(clusters=2, components=5),
     "local": Local(),
