@@ -1,11 +1,13 @@
 """Number of clusters that FLUX finds, over draws of the directions along which it describes data.
 
 FLUX takes components of the latent along the principal directions of random points. Its authors' code draws the points
-from one fixed seed, so its results are those of one draw. Here one model is trained by federated averaging in some
-cells of the arena (``configs/arena/mnist.toml``, with a quarter of the examples and of the batch size, as in
-``benchmarks/arena_tuning.py``), until FLUX clusters at the latest, and clients are then clustered once for every draw.
+from one fixed seed, so its results are those of one draw. Here one model is trained by federated averaging until FLUX
+clusters at the latest, and clients are then clustered once for every draw. Without MNIST it does so on the bundled
+digits; with ``--data-dir`` also in some cells of the arena (``configs/arena/mnist.toml``, with a quarter of the
+examples and of the batch size, as in ``benchmarks/arena_tuning.py``).
 
-    python studies/flux_directions.py --data-dir DIR --draws 20
+    python studies/flux_directions.py --draws 20
+    python studies/flux_directions.py --draws 20 --data-dir DIR
 """
 
 from __future__ import annotations
@@ -14,14 +16,15 @@ import fedclade  # noqa: F401  # isort: skip  (before torch, whose threads then 
 
 import argparse
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from statistics import mean
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedclade import FLUX, Federation, LocalTraining, ParameterTree, simulate
+from fedclade import FLUX, Federation, LocalTraining, ParameterTree, load_federation, simulate
 from fedclade.algorithms.flux import FLUXState
 from fedclade.config import find_configs, read_scenarios
 from fedclade.core import Round
@@ -33,31 +36,76 @@ CELLS = ("mnist P(Y|X) 3", "mnist P(X) 3", "mnist P(X|Y) 3", "mnist P(Y) 3")
 IMAGES = 15_000
 """Of the 60,000 training images of MNIST, for all clients together."""
 
-LOCAL = LocalTraining(epochs=2, batch_size=16, lr=0.005, momentum=0.9)
+IN_CELLS = LocalTraining(epochs=2, batch_size=16, lr=0.005, momentum=0.9)
+ON_DIGITS = LocalTraining(epochs=2, batch_size=20, lr=0.1)
+SHIFTS = ("rotation", "label_swap", "label_permutation")
+"""Of digits, by which twelve clients are in three clusters."""
 
 
-def clusters_of_draws(
-    federation: Federation, module: nn.Module, params: Tensor, methods: Mapping[int, FLUX]
-) -> list[tuple[int, float]]:
+@dataclass(frozen=True)
+class Case:
+    """Clients, and how the model that describes their data is trained."""
+
+    name: str
+    federation: Federation
+    model: str
+    local: LocalTraining
+    method: FLUX
+
+
+def digits_cases(seed: int) -> Iterator[Case]:
+    """Yield clients with bundled digits, for each shift."""
+    for shift in SHIFTS:
+        federation = load_federation("digits", clients=12, shift=shift, clusters=3, seed=seed)
+        yield Case(f"digits, {shift}", federation, "mlp", ON_DIGITS, FLUX())
+
+
+def arena_cases(data_dir: Path, cells: Sequence[str], seed: int) -> Iterator[Case]:
+    """Yield clients of cells of the arena, with fewer examples."""
+    (path,) = (each for each in find_configs("arena") if each.stem == "mnist")
+    for scenario in read_scenarios(path):
+        if scenario.name not in cells:
+            continue
+        config = scenario.configs["flux"]
+        data = {**config.data, "samples_per_client": IMAGES // config.data["clients"]}
+        config = replace(config, data=data, top=replace(config.top, seed=seed))
+        federation = config.federation(data_dir)
+        method = config.built_algorithm(federation.true_clusters)
+        assert isinstance(method, FLUX)
+        yield Case(scenario.name, federation, "lenet", IN_CELLS, method)
+
+
+def clusters_of_draws(case: Case, draws: int, seed: int) -> list[tuple[int, float]]:
     """Return the number of clusters and the ARI, for each draw of the directions."""
-    clients = SimulatedClients(federation, module, engine="loop")
+    params = trained_model(case, seed)
+    module = module_for(case.model, case.federation.pool.schema, seed)
+    clients = SimulatedClients(case.federation, module, engine="loop")
     found: list[tuple[int, float]] = []
-    for method in methods.values():
+    for draw in range(draws):
+        method = replace(case.method, directions=draw)
         state = FLUXState(ParameterTree.root_only(clients.ids, params))
-        state, _ = method.step(state, [], clients, Round(method.latest + 1, LOCAL))
+        state, _ = method.step(state, [], clients, Round(method.latest + 1, case.local))
         clusters = [leaf for leaf in state.tree.leaves if leaf.members]
-        ari = cluster_scores(state.tree.leaf_of, federation.true_clusters)["ari"]
+        ari = cluster_scores(state.tree.leaf_of, case.federation.true_clusters)["ari"]
         found.append((len(clusters), 0.0 if ari is None else ari))
     return found
 
 
-def table_row(name: str, federation: Federation, found: list[tuple[int, float]]) -> str:
+def trained_model(case: Case, seed: int) -> Tensor:
+    """Return the model ``[S]`` of federated averaging after the rounds before FLUX clusters at the latest."""
+    rounds = case.method.latest
+    settings = {"rounds": rounds, "evaluate_every": rounds, "seed": seed, "engine": "stacked"}
+    run = simulate("fedavg", case.model, case.federation, local=case.local, **settings)
+    return run.tree.nodes[0].params
+
+
+def table_row(case: Case, found: Sequence[tuple[int, float]]) -> str:
     """Return a line: the cell, its true clusters, and the spread over the draws."""
-    true = len({*(federation.true_clusters or {}).values()})
+    true = len({*(case.federation.true_clusters or {}).values()})
     counts = Counter(count for count, _ in found)
     numbers = ", ".join(f"{count} ({times}x)" for count, times in sorted(counts.items()))
     scores = [ari for _, ari in found]
-    return f"| {name} | {true} | {numbers} | {min(scores):.2f} | {mean(scores):.2f} | {max(scores):.2f} |"
+    return f"| {case.name} | {true} | {numbers} | {min(scores):.2f} | {mean(scores):.2f} | {max(scores):.2f} |"
 
 
 def main() -> None:
@@ -68,24 +116,13 @@ def main() -> None:
     parser.add_argument("--cells", nargs="+", default=CELLS, metavar="CELL", help="cells of the arena")
     parser.add_argument("--seed", type=int, default=0, help="of data, model and training")
     given = parser.parse_args()
-    (path,) = (each for each in find_configs("arena") if each.stem == "mnist")
-    print("| cell | true clusters | clusters found (draws) | least ARI | mean ARI | largest ARI |")
+    print("| clients | true clusters | clusters found (draws) | least ARI | mean ARI | largest ARI |")
     print("|:--|--:|:--|--:|--:|--:|", flush=True)
-    for scenario in read_scenarios(path, ["rounds=8"]):
-        if scenario.name not in given.cells:
-            continue
-        config = scenario.configs["flux"]
-        data = {**config.data, "samples_per_client": IMAGES // config.data["clients"]}
-        config = replace(config, data=data, top=replace(config.top, seed=given.seed))
-        federation = config.federation(given.data_dir)
-        method = config.built_algorithm(federation.true_clusters)
-        assert isinstance(method, FLUX)
-        module = module_for("lenet", federation.pool.schema, given.seed)
-        settings = {"rounds": method.latest, "evaluate_every": method.latest, "seed": given.seed, "engine": "stacked"}
-        run = simulate("fedavg", module, federation, local=LOCAL, **settings)
-        methods = {draw: replace(method, directions=draw) for draw in range(given.draws)}
-        found = clusters_of_draws(federation, module, run.tree.nodes[0].params, methods)
-        print(table_row(scenario.name, federation, found), flush=True)
+    cases = [digits_cases(given.seed)]
+    if given.data_dir is not None:
+        cases.append(arena_cases(given.data_dir, given.cells, given.seed))
+    for case in chain.from_iterable(cases):
+        print(table_row(case, clusters_of_draws(case, given.draws, given.seed)), flush=True)
 
 
 if __name__ == "__main__":
