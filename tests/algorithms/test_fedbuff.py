@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from fedclade import ConfigError, FedAvg, FedBuff, LocalTraining, Run, RunError, RunInterrupted, simulate
+from fedclade.algorithms.fedbuff import _with_momentum
 from fedclade.algorithms.in_flight import FedBuffState
 from fedclade.channel import Faults
+from fedclade.core import Aggregation, Updates
 from fedclade.core.queries import Round
 from fedclade.core.tree import ParameterTree
 from fedclade.runs import Churn
@@ -63,6 +65,22 @@ def test_the_servers_step_is_that_of_flsim(options, twin):
     for state, step in zip(played.states[1:], expected, strict=True):
         np.testing.assert_allclose(state.tree.nodes[0].params.numpy(), step.w, atol=1e-5)
     assert np.abs(expected[-1].w - of_paper[-1].w).max() > 1e-3, "or the test cannot fail"
+
+
+def test_buffers_of_a_model_have_no_momentum():
+    velocity = torch.tensor([2.0, 0.0])
+    step = _with_momentum(torch.tensor([1.0, 5.0]), velocity, 0.5, n_parameters=1)
+    assert step.tolist() == [2.0, 5.0]
+    assert velocity.tolist() == [2.0, 0.0]
+
+
+@pytest.mark.parametrize(("divide_by", "expected"), [("updates", 2.0), ("staleness", 4.0)])
+def test_a_robust_rule_is_divided_alike(divide_by, expected):
+    """Both updates are 4, and three steps old, so that s = 1/2: their median is 2, over s 4."""
+    deltas = torch.tensor([[4.0], [4.0]])
+    updates = Updates.received([0, 1], [1, 1], deltas, 1, torch.zeros(2), 1)
+    updates = replace(updates, aggregation=Aggregation(rule="median"))
+    assert FedBuff(divide_by=divide_by)._mean(updates, {0: 3, 1: 3}).tolist() == [expected]
 
 
 def test_momentum_is_continued_bit_for_bit(tmp_path):
