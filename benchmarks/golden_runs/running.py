@@ -1,0 +1,168 @@
+"""Run a case in a simulation, over a network in this process, or on Ray actors."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, Context, Message, RecordDict
+from golden_runs.cases import BASE, Case
+
+import fedclade
+from fedclade import Run
+from fedclade.config import check_config
+from fedclade.core import RunInterrupted
+from fedclade.flower import LocalGrid, LocalNode, client_app_from_config, server_app_from_config
+
+FIRST_NODE = 100
+"""Node ids begin here, so that they are no client's number."""
+
+RANDOM_VALUES = frozenset({"nonce", "key", "signature"})
+"""Values of a message that the operating system draws: only their type and length are compared."""
+
+RAY_CORES = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """All that a case results in.
+
+    Parameters
+    ----------
+    run
+        The run.
+    messages
+        Queries and replies of a network, in the order in which they were sent; none of other runs.
+    newcomers
+        What became of newcomers that were assigned after the run: the table of scores, one row
+        each.
+    """
+
+    run: Run
+    messages: list[Any] = field(default_factory=list)
+    newcomers: list[Mapping[str, Any]] = field(default_factory=list)
+
+
+def run_case(case: Case, folder: Path) -> Outcome:
+    """Run a case from its start, in an empty folder."""
+    if case.kind == "network":
+        return run_on_network(case, folder)
+    if case.kind == "ray":
+        return run_on_ray(case, folder)
+    return run_in_simulation(case, folder)
+
+
+def resume_case(case: Case, folder: Path) -> Outcome:
+    """Run half of the rounds of a simulation, stop, and continue from the checkpoint."""
+    rounds = (dict(BASE) | dict(case.settings))["rounds"]
+    count = iter(range(1, rounds))
+
+    def stop() -> bool:
+        return next(count) == rounds // 2
+
+    try:
+        run_in_simulation(case, folder, stop=stop)
+    except RunInterrupted:
+        return run_in_simulation(case, folder)
+    raise AssertionError(f"case {case.name!r} has not stopped after {rounds // 2} of {rounds} rounds")
+
+
+def run_in_simulation(
+    case: Case, folder: Path, stop: Callable[[], bool] | None = None
+) -> Outcome:
+    """Run a case in this process; ``stop`` is called after each round, and may interrupt it."""
+    config = check_config(sections(dict(BASE) | dict(case.settings)))
+    federation = config.federation()
+    run = config.run(federation, folder=folder / "run", stop=stop)
+    if not case.assigns:
+        return Outcome(run)
+    assigned = fedclade.assign(run, federation.newcomers)
+    return Outcome(run, newcomers=list(assigned.rows))
+
+
+def run_on_ray(case: Case, folder: Path) -> Outcome:
+    """Run a case on two actors of a Ray cluster that :func:`ray_cluster` has started."""
+    config = check_config(sections(dict(BASE) | dict(case.settings)))
+    actors = fedclade.Actors(count=2, cores=1, engine="loop")
+    return Outcome(config.run(config.federation(), folder=folder / "run", actors=actors))
+
+
+@contextmanager
+def ray_cluster() -> Iterator[None]:
+    """Start Ray on this machine with two cores, however many there are, and stop it at the end."""
+    import ray
+
+    ray.init(
+        num_cpus=RAY_CORES, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def run_on_network(case: Case, folder: Path) -> Outcome:
+    """Run a case over Flower's messages in this process, and record them."""
+    settings: dict[str, Any] = dict(BASE) | dict(case.settings)
+    del settings["engine"]  # a network has none
+    clients = settings["data.clients"]
+    settings |= {"network.clients": clients, "network.out": str(folder / "run")}
+    messages: list[Any] = []
+    app = record_messages(client_app_from_config(), messages)
+    nodes = {
+        FIRST_NODE + number: LocalNode(app, {"partition-id": number, **case.node})
+        for number in range(clients)
+    }
+    context = Context(1, 0, {}, RecordDict(), settings)
+    with redirect_stdout(StringIO()):
+        server_app_from_config()(LocalGrid(nodes, settings), context)
+    return Outcome(Run.load(folder / "run"), messages)
+
+
+def record_messages(
+    app: Callable[[Message, Context], Message], messages: list[Any]
+) -> Callable[[Message, Context], Message]:
+    """Return an app that does the same, and adds each query and reply to a list."""
+
+    def recorded(message: Message, context: Context) -> Message:
+        reply = app(message, context)
+        node = message.metadata.dst_node_id
+        messages.append([node, "query", describe_message(message.content)])
+        messages.append([node, "reply", describe_message(reply.content)])
+        return reply
+
+    return recorded
+
+
+def describe_message(content: RecordDict) -> dict[str, Any]:
+    """Return the records of a message by name: values, and of each vector type, shape and hash."""
+    described: dict[str, Any] = {}
+    for record_name, record in content.items():
+        entries: dict[str, Any] = {}
+        for name, value in record.items():
+            if isinstance(record, ArrayRecord):
+                hashed = hashlib.sha256(value.data).hexdigest()
+                entries[name] = [value.dtype, list(value.shape), value.stype, hashed]
+            elif name in RANDOM_VALUES:
+                entries[name] = [type(value).__name__, len(value)]
+            else:
+                entries[name] = value
+        described[record_name] = entries
+    return described
+
+
+def sections(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with keys ``section.key`` as nested sections, as a TOML file has them."""
+    nested: dict[str, Any] = {}
+    for key, value in settings.items():
+        section, _, name = key.rpartition(".")
+        if section:
+            nested.setdefault(section, {})[name] = value
+        else:
+            nested[name] = value
+    return nested
