@@ -74,18 +74,12 @@ def main() -> int:
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("do", choices=("write", "check", "figures"))
     parser.add_argument("file", type=Path, nargs="?", help="JSON file of digests")
     parser.add_argument("--against", help="commit to compare with, in place of a file")
-    parser.add_argument(
-        "--only", action="append", default=[], help="cases with this in their name; repeatable"
-    )
-    parser.add_argument(
-        "--ignore", action="append", default=[], help="part that may differ; repeatable"
-    )
+    parser.add_argument("--only", action="append", default=[], help="cases with this in their name; repeatable")
+    parser.add_argument("--ignore", action="append", default=[], help="part that may differ; repeatable")
     parser.add_argument("--jobs", type=int, default=1, help="processes that run cases")
     arguments = parser.parse_args()
     if arguments.do == "write" and arguments.file is None:
@@ -133,9 +127,7 @@ def run_and_print(only: Sequence[str], jobs: int) -> dict[str, dict[str, str]]:
     return digests
 
 
-def check_digests(
-    known: Mapping[str, Mapping[str, str]], arguments: argparse.Namespace
-) -> int:
+def check_digests(known: Mapping[str, Mapping[str, str]], arguments: argparse.Namespace) -> int:
     """Run cases, print which parts of each differ from what is known; return 1 if any does."""
     changed: list[str] = []
     cases = named(arguments.only)
@@ -150,9 +142,7 @@ def check_digests(
     return 1 if changed else 0
 
 
-def changed_parts(
-    known: Mapping[str, str] | None, digests: Mapping[str, str], ignored: Sequence[str]
-) -> list[str]:
+def changed_parts(known: Mapping[str, str] | None, digests: Mapping[str, str], ignored: Sequence[str]) -> list[str]:
     """Return the parts that differ from what is known; ``all`` if the case is not known."""
     if known is None:
         return ["all: the case is not in the file"]
@@ -195,11 +185,7 @@ def result_of(case: Case) -> Result:
     begun = process_time()
     with tempfile.TemporaryDirectory() as folder:
         outcome = run_case(case, Path(folder))
-    return {
-        "digests": digests_of(outcome),
-        "figures": figures_of(outcome),
-        "seconds": process_time() - begun,
-    }
+    return {"digests": digests_of(outcome), "figures": figures_of(outcome), "seconds": process_time() - begun}
 
 
 if __name__ == "__main__":

@@ -67,23 +67,10 @@ LORA: Settings = {"model.adapter": {"targets": ["1"], "rank": 2, "train": ["3.*"
 DRIFT: Settings = {"data.drift": {"rounds": [4], "share": 0.5}}
 SCALED: Settings = {"adversary.kind": "scaled", "adversary.share": 0.25}
 
-CFL: Settings = {
-    "algorithm.name": "cfl",
-    "algorithm.eps1": 0.4,
-    "algorithm.eps2": 0.1,
-    "algorithm.min_cluster_size": 3,
-}
+CFL: Settings = {"algorithm.name": "cfl", "algorithm.eps1": 0.4, "algorithm.eps2": 0.1, "algorithm.min_cluster_size": 3}
 RCFL: Settings = {"algorithm.name": "rcfl", "data.clients": 12, "rounds": 9}
-FL_HC: Settings = {
-    "algorithm.name": "fl_hc",
-    "algorithm.rounds_before": 2,
-    "algorithm.n_clusters": 2,
-}
-FEDGROUP: Settings = {
-    "algorithm.name": "fedgroup",
-    "algorithm.groups": 2,
-    "algorithm.pretrain_scale": 2,
-}
+FL_HC: Settings = {"algorithm.name": "fl_hc", "algorithm.rounds_before": 2, "algorithm.n_clusters": 2}
+FEDGROUP: Settings = {"algorithm.name": "fedgroup", "algorithm.groups": 2, "algorithm.pretrain_scale": 2}
 FLEXCFL: Settings = {
     "algorithm.name": "flexcfl",
     "algorithm.groups": 2,
@@ -91,24 +78,15 @@ FLEXCFL: Settings = {
     "algorithm.eta_g": 0.1,
 }
 IFCA: Settings = {"algorithm.name": "ifca", "algorithm.clusters": 2}
-FEDSOFT: Settings = {
-    "algorithm.name": "fedsoft",
-    "algorithm.clusters": 2,
-    "algorithm.selection": 4,
-}
-FEDLORA: Settings = {"model.adapter": {"targets": ["1"], "rank": 2, "train": ["3.*"]}}
-DRIFT: Settings = {
+FEDSOFT: Settings = {"algorithm.name": "fedsoft", "algorithm.clusters": 2, "algorithm.selection": 4}
+FEDDRIFT: Settings = {
     "algorithm.name": "feddrift",
     "algorithm.start": "together",
     "algorithm.step_rounds": 2,
     "algorithm.delta": 0.1,
     **DRIFT,
 }
-FEDBUFF: Settings = {
-    "algorithm.name": "fedbuff",
-    "algorithm.buffer_size": 3,
-    "algorithm.concurrency": 5,
-}
+FEDBUFF: Settings = {"algorithm.name": "fedbuff", "algorithm.buffer_size": 3, "algorithm.concurrency": 5}
 STOCFL: Settings = {
     "algorithm.name": "stocfl",
     "algorithm.tau": 0.67,
@@ -116,11 +94,7 @@ STOCFL: Settings = {
     "client_fraction": 0.5,
 }
 PFEDME: Settings = {"algorithm.name": "pfedme", "algorithm.steps": 2}
-CENTRAL: Settings = {
-    "privacy.model": "central",
-    "privacy.clip_norm": 0.5,
-    "privacy.noise_multiplier": 1.0,
-}
+CENTRAL: Settings = {"privacy.model": "central", "privacy.clip_norm": 0.5, "privacy.noise_multiplier": 1.0}
 PRIVATE_CHOICE: Settings = {
     "algorithm.name": "private_choice",
     "algorithm.rounds_before": 2,
@@ -169,59 +143,28 @@ VARIANTS: Mapping[str, Settings] = {
     "fedprox": {"algorithm.name": "fedavg", "local.mu": 0.1},
     "cfl at dates": {**CFL, "algorithm.split_rounds": [2, 4], "algorithm.gamma_max": 0.9},
     "cfl by gradients": {**CFL, "algorithm.similarity": "gradients"},
-    "cfl with a fall-back": {
-        **CFL,
-        "algorithm.fallback": True,
-        "data.validation_fraction": 0.2,
-    },
+    "cfl with a fall-back": {**CFL, "algorithm.fallback": True, "data.validation_fraction": 0.2},
     "rcfl with a personal head": {**RCFL, **MLP, "model.personal": "head"},
-    "rcfl with a fall-back": {
-        **RCFL,
-        "algorithm.fallback": True,
-        "data.validation_fraction": 0.2,
-    },
+    "rcfl with a fall-back": {**RCFL, "algorithm.fallback": True, "data.validation_fraction": 0.2},
     "rcfl that fine-tunes": {
         **RCFL,
         "algorithm.personalize": True,
         "data.validation_fraction": 0.2,
         "local.keep_state": True,
     },
-    "fl_hc by cosine": {
-        **FL_HC,
-        "algorithm.metric": "cosine",
-        "algorithm.linkage": "average",
-        "client_fraction": 0.5,
-    },
-    "fedgrouprox": {
-        **FEDGROUP,
-        "algorithm.mu": 0.1,
-        "algorithm.cold_start": "sampled",
-        "client_fraction": 0.5,
-    },
+    "fl_hc by cosine": {**FL_HC, "algorithm.metric": "cosine", "algorithm.linkage": "average", "client_fraction": 0.5},
+    "fedgrouprox": {**FEDGROUP, "algorithm.mu": 0.1, "algorithm.cold_start": "sampled", "client_fraction": 0.5},
     "ifca by gradients": {**IFCA, "algorithm.average": "gradients"},
-    "per_fedavg with Hessians": {
-        "algorithm.name": "per_fedavg",
-        "algorithm.variant": "HF",
-        "rounds": 3,
-    },
+    "per_fedavg with Hessians": {"algorithm.name": "per_fedavg", "algorithm.variant": "HF", "rounds": 3},
     "feddrift, eager": {**FEDDRIFT, "algorithm.eager": True},
-    "ditto, sampled, with lasting momentum": {
-        "algorithm.name": "ditto",
-        "client_fraction": 0.5,
-        **MOMENTUM,
-    },
+    "ditto, sampled, with lasting momentum": {"algorithm.name": "ditto", "client_fraction": 0.5, **MOMENTUM},
     "finetune, with a personal head and lasting momentum": {
         "algorithm.name": "finetune",
         **MLP,
         "model.personal": "head",
         **MOMENTUM,
     },
-    "fedrep with lasting momentum": {
-        "algorithm.name": "fedrep",
-        "algorithm.head_epochs": 2,
-        **MLP,
-        **MOMENTUM,
-    },
+    "fedrep with lasting momentum": {"algorithm.name": "fedrep", "algorithm.head_epochs": 2, **MLP, **MOMENTUM},
 }
 """Methods with other settings."""
 
@@ -238,18 +181,9 @@ ENGINES: Mapping[str, Settings] = {
         "local.clip_norm": 1.0,
     },
     "stacked, ditto": {"algorithm.name": "ditto", "engine": "stacked", **MOMENTUM},
-    "stacked, fedem": {
-        "algorithm.name": "fedem",
-        "algorithm.clusters": 2,
-        "engine": "stacked",
-    },
+    "stacked, fedem": {"algorithm.name": "fedem", "algorithm.clusters": 2, "engine": "stacked"},
     "stacked, rcfl": {**RCFL, "engine": "stacked"},
-    "stacked, fedrep": {
-        "algorithm.name": "fedrep",
-        "algorithm.head_epochs": 2,
-        **MLP,
-        "engine": "stacked",
-    },
+    "stacked, fedrep": {"algorithm.name": "fedrep", "algorithm.head_epochs": 2, **MLP, "engine": "stacked"},
     "vmap, scaffold": {"algorithm.name": "scaffold", "engine": "vmap"},
     "workers, fedsoft": {**FEDSOFT, "engine": "workers"},
 }
@@ -260,12 +194,7 @@ MODELS: Mapping[str, Settings] = {
     "common body": {**CFL, **MLP, "model.common": "body"},
     "frozen layer": {**CFL, **MLP, "model.freeze": ["1.*"]},
     "LoRA": {**CFL, **MLP, **LORA},
-    "LoRA and a personal head": {
-        "algorithm.name": "fedavg",
-        **MLP,
-        **LORA,
-        "model.personal": "head",
-    },
+    "LoRA and a personal head": {"algorithm.name": "fedavg", **MLP, **LORA, "model.personal": "head"},
     "BatchNorm": {**CFL, **NORMALISED},
 }
 """Parts of models."""
@@ -279,10 +208,7 @@ DATA: Mapping[str, Settings] = {
     "quantity skew": {"algorithm.name": "fedavg", "data.partition": "quantity_skew"},
     "balanced class weights": {"algorithm.name": "fedavg", "task.class_weights": "balanced"},
     "drift": {**CFL, **DRIFT},
-    "drift that accumulates": {
-        **IFCA,
-        "data.drift": {"rounds": [3, 5], "share": 0.5, "kind": "accumulate"},
-    },
+    "drift that accumulates": {**IFCA, "data.drift": {"rounds": [3, 5], "share": 0.5, "kind": "accumulate"}},
     "drift, tested on the next stage": {
         "algorithm.name": "fedavg",
         "data.drift": {"rounds": [3, 5], "share": "anew", "test": "next"},
@@ -299,15 +225,7 @@ SIGNATURES: Mapping[str, Settings] = {
 }
 """What clients are compared by, and what the server keeps of updates."""
 
-RULES = (
-    "median",
-    "trimmed_mean",
-    "krum",
-    "multi_krum",
-    "bulyan",
-    "geometric_median",
-    "centred_clipping",
-)
+RULES = ("median", "trimmed_mean", "krum", "multi_krum", "bulyan", "geometric_median", "centred_clipping")
 """Robust rules of aggregation; ``mean`` is that of all other cases."""
 
 PRIVACY: Mapping[str, Settings] = {
@@ -317,12 +235,7 @@ PRIVACY: Mapping[str, Settings] = {
     "client, rcfl": {**RCFL, **CLIENT_PRIVACY},
     "example": {"algorithm.name": "fedavg", **EXAMPLE_PRIVACY},
     "example, ditto": {"algorithm.name": "ditto", **EXAMPLE_PRIVACY},
-    "example, fedrep": {
-        "algorithm.name": "fedrep",
-        "algorithm.head_epochs": 2,
-        **MLP,
-        **EXAMPLE_PRIVACY,
-    },
+    "example, fedrep": {"algorithm.name": "fedrep", "algorithm.head_epochs": 2, **MLP, **EXAMPLE_PRIVACY},
     "central": {"algorithm.name": "fedavg", "client_fraction": 0.5, **CENTRAL},
     "central, oracle": {"algorithm.name": "oracle", **CENTRAL},
     "small clusters": {**CFL, **CLIENT_PRIVACY, "privacy.min_cluster_size": 3},
@@ -377,12 +290,7 @@ CLIENTS: Mapping[str, Settings] = {
         "adversary.share": 0.25,
         "aggregate.leave_out_opposed": True,
     },
-    "sleepers": {
-        **CFL,
-        "adversary.kind": "sign_flip",
-        "adversary.share": 0.25,
-        "adversary.sleeper": True,
-    },
+    "sleepers": {**CFL, "adversary.kind": "sign_flip", "adversary.share": 0.25, "adversary.sleeper": True},
     "availability": {**CFL, "presence.trace": "daily", "presence.round_seconds": 14400.0},
     "availability of ifca": {
         **IFCA,
@@ -397,18 +305,9 @@ CLIENTS: Mapping[str, Settings] = {
         "newcomers.join_round": 2,
         "newcomers.leave_round": 5,
     },
-    "newcomers of ditto": {
-        "algorithm.name": "ditto",
-        "newcomers.clients": 2,
-        "newcomers.join_round": 3,
-    },
+    "newcomers of ditto": {"algorithm.name": "ditto", "newcomers.clients": 2, "newcomers.join_round": 3},
     "newcomers of fedgroup": {**FEDGROUP, "newcomers.clients": 2, "newcomers.join_round": 3},
-    "best round": {
-        **CFL,
-        "keep_best": True,
-        "stop.patience": 2,
-        "data.validation_fraction": 0.2,
-    },
+    "best round": {**CFL, "keep_best": True, "stop.patience": 2, "data.validation_fraction": 0.2},
 }
 """Which clients take part, and what becomes of their replies."""
 
@@ -478,9 +377,7 @@ RAY: Mapping[str, Settings] = {
 }
 """Runs on two Ray actors."""
 
-ALL_ALLOWED: Mapping[str, Any] = {
-    "allow": "train evaluate statistics gradients subspaces shifts descriptors"
-}
+ALL_ALLOWED: Mapping[str, Any] = {"allow": "train evaluate statistics gradients subspaces shifts descriptors"}
 """Node config of clients that reply to every kind of query."""
 
 

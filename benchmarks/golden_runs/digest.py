@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from golden_runs.running import Outcome
 from torch import Tensor
+
+from golden_runs.running import Outcome
 
 CLOCK_COLUMNS = frozenset({"seconds", "seconds_train", "seconds_evaluate", "seconds_server"})
 """Columns of tables that a clock fills. Their names are compared, their values are not."""
@@ -33,8 +34,7 @@ def digests_of(outcome: Outcome) -> dict[str, str]:
         "events": without_clock(run.events),
         "tree": [describe_node(node) for node in run.tree.nodes],
         "similarities": [
-            [matrix.node, matrix.round, matrix.clients, array_digest(matrix.alpha)]
-            for matrix in run.similarities
+            [matrix.node, matrix.round, matrix.clients, array_digest(matrix.alpha)] for matrix in run.similarities
         ],
         "kept": {client: describe_vectors(kept) for client, kept in sorted(run.kept.items())},
         "messages": outcome.messages,
@@ -66,10 +66,7 @@ def describe_vectors(vectors: Mapping[str, Tensor]) -> dict[str, str | None]:
 
 def without_clock(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return rows of a table in which the columns of the clock are empty."""
-    return [
-        {name: None if name in CLOCK_COLUMNS else value for name, value in row.items()}
-        for row in rows
-    ]
+    return [{name: None if name in CLOCK_COLUMNS else value for name, value in row.items()} for row in rows]
 
 
 def without_machine(entries: Mapping[str, Any]) -> dict[str, Any]:

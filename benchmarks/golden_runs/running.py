@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
@@ -10,20 +11,44 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ArrayRecord, Context, Message, RecordDict
-from golden_runs.cases import BASE, Case
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 
 import fedclade
 from fedclade import Run
 from fedclade.config import check_config
 from fedclade.core import RunInterrupted
 from fedclade.flower import LocalGrid, LocalNode, client_app_from_config, server_app_from_config
+from golden_runs.cases import BASE, Case
 
 FIRST_NODE = 100
 """Node ids begin here, so that they are no client's number."""
 
-RANDOM_VALUES = frozenset({"nonce", "key", "signature"})
-"""Values of a message that the operating system draws: only their type and length are compared."""
+RANDOM_VALUES = frozenset(
+    {
+        # in every run: signed messages, and the run's own name
+        "nonce",
+        "key",
+        "signature",
+        "run",
+        # in runs with secure aggregation: keys, shares of secrets, and what is signed or encrypted
+        "instance",
+        "masking",
+        "maskings",
+        "sealing",
+        "sealings",
+        "signatures",
+        "signers",
+        "promises",
+        "ciphertexts",
+        "commitment",
+        "digests",
+        "shares",
+    }
+)
+"""Texts and bytes in a message that are drawn by chance: only their lengths are compared."""
+
+RANDOM_VECTORS = frozenset({"masked"})
+"""Vectors in a message that are drawn by chance: only their types and shapes are compared."""
 
 RAY_CORES = 2
 
@@ -72,9 +97,7 @@ def resume_case(case: Case, folder: Path) -> Outcome:
     raise AssertionError(f"case {case.name!r} has not stopped after {rounds // 2} of {rounds} rounds")
 
 
-def run_in_simulation(
-    case: Case, folder: Path, stop: Callable[[], bool] | None = None
-) -> Outcome:
+def run_in_simulation(case: Case, folder: Path, stop: Callable[[], bool] | None = None) -> Outcome:
     """Run a case in this process; ``stop`` is called after each round, and may interrupt it."""
     config = check_config(sections(dict(BASE) | dict(case.settings)))
     federation = config.federation()
@@ -97,9 +120,7 @@ def ray_cluster() -> Iterator[None]:
     """Start Ray on this machine with two cores, however many there are, and stop it at the end."""
     import ray
 
-    ray.init(
-        num_cpus=RAY_CORES, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
-    )
+    ray.init(num_cpus=RAY_CORES, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
         yield
     finally:
@@ -114,10 +135,7 @@ def run_on_network(case: Case, folder: Path) -> Outcome:
     settings |= {"network.clients": clients, "network.out": str(folder / "run")}
     messages: list[Any] = []
     app = record_messages(client_app_from_config(), messages)
-    nodes = {
-        FIRST_NODE + number: LocalNode(app, {"partition-id": number, **case.node})
-        for number in range(clients)
-    }
+    nodes = {FIRST_NODE + number: LocalNode(app, {"partition-id": number, **case.node}) for number in range(clients)}
     context = Context(1, 0, {}, RecordDict(), settings)
     with redirect_stdout(StringIO()):
         server_app_from_config()(LocalGrid(nodes, settings), context)
@@ -140,20 +158,36 @@ def record_messages(
 
 
 def describe_message(content: RecordDict) -> dict[str, Any]:
-    """Return the records of a message by name: values, and of each vector type, shape and hash."""
+    """Return the records of a message by name, without what is drawn by chance."""
     described: dict[str, Any] = {}
-    for record_name, record in content.items():
-        entries: dict[str, Any] = {}
-        for name, value in record.items():
-            if isinstance(record, ArrayRecord):
-                hashed = hashlib.sha256(value.data).hexdigest()
-                entries[name] = [value.dtype, list(value.shape), value.stype, hashed]
-            elif name in RANDOM_VALUES:
-                entries[name] = [type(value).__name__, len(value)]
-            else:
-                entries[name] = value
-        described[record_name] = entries
+    for name, record in content.items():
+        if isinstance(record, ArrayRecord):
+            described[name] = {key: describe_array(key, array) for key, array in record.items()}
+        else:
+            described[name] = {key: describe_value(key, value) for key, value in record.items()}
     return described
+
+
+def describe_array(name: str, array: Array) -> list[Any]:
+    """Return type and shape of a vector in a message, and a hash of its values."""
+    described: list[Any] = [array.dtype, list(array.shape), array.stype]
+    if name not in RANDOM_VECTORS:
+        described.append(hashlib.sha256(array.data).hexdigest())
+    return described
+
+
+def describe_value(name: str, value: Any) -> Any:
+    """Return a value in a message: JSON texts as what they stand for, random ones as lengths."""
+    if isinstance(value, str) and value.startswith("{"):
+        entries = json.loads(value)
+        return {key: describe_value(key, entry) for key, entry in entries.items()}
+    if name not in RANDOM_VALUES:
+        return value
+    if isinstance(value, str | bytes):
+        return [type(value).__name__, len(value)]
+    if isinstance(value, list):
+        return [describe_value(name, entry) for entry in value]
+    return value
 
 
 def sections(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,161 @@
+"""Errors that are put into the library on purpose, each of which must change a golden run.
+
+They are of the kinds that restructuring makes: a condition that is lost, a name that is mistaken, a
+field that is forgotten where objects are copied, a message or a table that gets other columns.
+``tests/test_golden.py`` checks that each is noticed. One that no longer fits the code, since what
+it replaces was moved or renamed, is to be planted where that is now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+from fedclade.core import ParameterTree, Round, Updates
+from fedclade.flower import wire
+from fedclade.runs import History
+from fedclade.training import whole_models
+
+Planting = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class PlantedError:
+    """An error, and a golden run that notices it.
+
+    Parameters
+    ----------
+    name
+        Description of the error.
+    plant
+        Returns a context in which the library has the error.
+    case
+        Name of a case whose digests must differ with the error.
+    part
+        A part of the digests that must differ.
+    """
+
+    name: str
+    plant: Planting
+    case: str
+    part: str
+
+
+def store_after_every_query() -> AbstractContextManager[Any]:
+    """Let clients store what they train for any purpose, and on parts of their data too."""
+    return patch.object(Round, "lasts", property(lambda self: True))
+
+
+def tune_from_before_the_round() -> AbstractContextManager[Any]:
+    """Let clients that fine-tune start from what they stored before the round, not in it."""
+    start = whole_models.WholeModels.start
+
+    def start_from_before(self: Any, query: Any, places: Sequence[int]) -> Any:
+        if not query.own or query.round.lasts:
+            return start(self, query, places)
+        before = self._store.before
+
+        def one_round_earlier(number: int, client: int) -> Mapping[str, Any]:
+            return before(number - 1, client)
+
+        with patch.object(self._store, "before", one_round_earlier):
+            return start(self, query, places)
+
+    return patch.object(whole_models.WholeModels, "start", start_from_before)
+
+
+def forget_the_scale_of_parts() -> AbstractContextManager[Any]:
+    """Let clients send updates from parts of their data as they are, unscaled."""
+    of_part = Round.of_part
+
+    def without_scale(self: Round, place: int) -> Round:
+        return replace(of_part(self, place), longest=1.0)
+
+    return patch.object(Round, "of_part", without_scale)
+
+
+def share_one_optimizer_state() -> AbstractContextManager[Any]:
+    """Store the optimizer states of a client's own model and of the shared model under one name."""
+    return patch.object(whole_models, "OWN_OPTIMIZER", whole_models.OPTIMIZER)
+
+
+def forget_limits_when_joining() -> AbstractContextManager[Any]:
+    """Drop which updates were limited where updates are concatenated."""
+    concat = Updates.concat
+
+    def without_limits(self: Updates, other: Updates) -> Updates:
+        return replace(concat(self, other), limited={})
+
+    return patch.object(Updates, "concat", without_limits)
+
+
+def continue_from_the_split() -> AbstractContextManager[Any]:
+    """Let the root's continued model be the model at which the root was split."""
+
+    def at_split(self: ParameterTree, model: Any) -> ParameterTree:
+        root = replace(self.nodes[0], continued=self.nodes[0].params)
+        return ParameterTree((root, *self.nodes[1:]))
+
+    return patch.object(ParameterTree, "continued", at_split)
+
+
+def add_a_value_to_messages() -> AbstractContextManager[Any]:
+    """Put one more value, which nothing reads, into every query and reply."""
+    record = wire.record
+
+    def with_more(values: Mapping[str, Any], vectors: Mapping[str, Any] | None = None) -> Any:
+        return record({**values, "unused": 1}, vectors)
+
+    return patch.object(wire, "record", with_more)
+
+
+def lose_a_column() -> AbstractContextManager[Any]:
+    """Leave a column out of the table of rounds, in which it is empty for most methods."""
+    add = History.add
+
+    def without_discrepancy(self: History, *arguments: Any, **options: Any) -> dict[str, Any]:
+        row = add(self, *arguments, **options)
+        del row["discrepancy"]
+        return row
+
+    return patch.object(History, "add", without_discrepancy)
+
+
+PLANTED = (
+    PlantedError(
+        "training for any purpose is stored",
+        store_after_every_query,
+        case="variant: rcfl with a personal head",
+        part="kept",
+    ),
+    PlantedError(
+        "fine-tuning starts from before the round",
+        tune_from_before_the_round,
+        case="variant: finetune, with a personal head and lasting momentum",
+        part="kept",
+    ),
+    PlantedError(
+        "updates from parts of the data are not scaled", forget_the_scale_of_parts, case="method: rcfl", part="tree"
+    ),
+    PlantedError(
+        "two models share an optimizer state",
+        share_one_optimizer_state,
+        case="variant: ditto, sampled, with lasting momentum",
+        part="kept",
+    ),
+    PlantedError(
+        "joined updates forget what was limited",
+        forget_limits_when_joining,
+        case="clients: limits and faults",
+        part="events",
+    ),
+    PlantedError(
+        "the continued model is that of the split", continue_from_the_split, case="method: stocfl", part="tree"
+    ),
+    PlantedError("messages have one more value", add_a_value_to_messages, case="network: fedavg", part="messages"),
+    PlantedError("the table of rounds lacks a column", lose_a_column, case="method: fedavg", part="metrics"),
+)
+"""The errors, each with a case that notices it."""
