@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -32,36 +33,18 @@ def digests_of(outcome: Outcome) -> dict[str, str]:
         "clusters": without_clock(run.cluster_rows),
         "clients": without_clock(run.client_rows),
         "events": without_clock(run.events),
-        "tree": [describe_node(node) for node in run.tree.nodes],
-        "similarities": [
-            [matrix.node, matrix.round, matrix.clients, array_digest(matrix.alpha)] for matrix in run.similarities
-        ],
-        "kept": {client: describe_vectors(kept) for client, kept in sorted(run.kept.items())},
+        "tree": [describe_fields(node) for node in run.tree.nodes],
+        "similarities": [describe_fields(matrix) for matrix in run.similarities],
+        "kept": run.kept,
         "messages": outcome.messages,
         "newcomers": outcome.newcomers,
     }
     return {name: digest_of(part) for name, part in parts.items()}
 
 
-def describe_node(node: Any) -> dict[str, Any]:
-    """Return all fields of a node of the tree, and a hash of each of its vectors."""
-    return {
-        "id": node.id,
-        "parent": node.parent,
-        "members": node.members,
-        "born": node.born,
-        "split_in": node.split_in,
-        "criteria": dict(node.criteria),
-        "params": vector_digest(node.params),
-        "cached": vector_digest(node.cached),
-        "trained_from": vector_digest(node.trained_from),
-        "continued": vector_digest(node.continued),
-    }
-
-
-def describe_vectors(vectors: Mapping[str, Tensor]) -> dict[str, str | None]:
-    """Return a hash of each vector by its name."""
-    return {name: vector_digest(vector) for name, vector in vectors.items()}
+def describe_fields(record: Any) -> dict[str, Any]:
+    """Return all fields of a dataclass by name, so that one which is added later counts too."""
+    return {each.name: getattr(record, each.name) for each in fields(record)}
 
 
 def without_clock(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
