@@ -59,15 +59,16 @@ BASE: Settings = {
 }
 """Eight clients in two clusters, on the bundled digits."""
 
-MLP: Settings = {"model.name": "mlp", "model.hidden": 16}
-MOMENTUM: Settings = {"local.momentum": 0.9, "local.keep_state": True}
+MLP: Settings = {"model.name": "mlp", "model.hidden": 16, "local.lr": 0.5}
+MOMENTUM: Settings = {"local.momentum": 0.9, "local.keep_state": True, "local.lr": 0.1}
 SKETCHES: Settings = {"signature.kind": "projected", "signature.dim": 64}
 NORMALISED: Settings = {"model.name": "golden_runs.models:normalised"}
-LORA: Settings = {"model.adapter": {"targets": ["1"], "rank": 2, "train": ["3.*"]}}
+LORA: Settings = {"model.adapter": {"targets": ["1"], "rank": 2, "train": ["3.*"]}, "local.lr": 0.1}
 DRIFT: Settings = {"data.drift": {"rounds": [4], "share": 0.5}}
 SCALED: Settings = {"adversary.kind": "scaled", "adversary.share": 0.25}
 
 CFL: Settings = {"algorithm.name": "cfl", "algorithm.eps1": 0.4, "algorithm.eps2": 0.1, "algorithm.min_cluster_size": 3}
+CFL_MLP: Settings = {**CFL, **MLP, "algorithm.eps1": 2.0}
 RCFL: Settings = {"algorithm.name": "rcfl", "data.clients": 12, "rounds": 9}
 FL_HC: Settings = {"algorithm.name": "fl_hc", "algorithm.rounds_before": 2, "algorithm.n_clusters": 2}
 FEDGROUP: Settings = {"algorithm.name": "fedgroup", "algorithm.groups": 2, "algorithm.pretrain_scale": 2}
@@ -103,7 +104,7 @@ PRIVATE_CHOICE: Settings = {
     "privacy.signature_noise": 1.0,
     "privacy.signature_epsilon": 3.0,
 }
-CLIENT_PRIVACY: Settings = {"privacy.clip_norm": 1.0, "privacy.noise_multiplier": 0.5}
+CLIENT_PRIVACY: Settings = {"privacy.clip_norm": 1.0, "privacy.noise_multiplier": 0.02}
 EXAMPLE_PRIVACY: Settings = {"privacy.level": "example", **CLIENT_PRIVACY, "rounds": 2}
 
 METHODS: Mapping[str, Settings] = {
@@ -141,7 +142,7 @@ METHODS: Mapping[str, Settings] = {
 
 VARIANTS: Mapping[str, Settings] = {
     "fedprox": {"algorithm.name": "fedavg", "local.mu": 0.1},
-    "cfl at dates": {**CFL, "algorithm.split_rounds": [2, 4], "algorithm.gamma_max": 0.9},
+    "cfl at dates": {**CFL, "algorithm.split_rounds": [2, 4], "algorithm.min_cluster_size": 1},
     "cfl by gradients": {**CFL, "algorithm.similarity": "gradients"},
     "cfl with a fall-back": {**CFL, "algorithm.fallback": True, "data.validation_fraction": 0.2},
     "rcfl with a personal head": {**RCFL, **MLP, "model.personal": "head"},
@@ -169,10 +170,10 @@ VARIANTS: Mapping[str, Settings] = {
 """Methods with other settings."""
 
 ENGINES: Mapping[str, Settings] = {
-    "loop": {**CFL, **MLP},
-    "vmap": {**CFL, **MLP, "engine": "vmap"},
-    "stacked": {**CFL, **MLP, "engine": "stacked"},
-    "workers": {**CFL, **MLP, "engine": "workers"},
+    "loop": {**CFL_MLP},
+    "vmap": {**CFL_MLP, "engine": "vmap"},
+    "stacked": {**CFL_MLP, "engine": "stacked"},
+    "workers": {**CFL_MLP, "engine": "workers"},
     "stacked with momentum": {
         **MLP,
         "algorithm.name": "fedavg",
@@ -190,9 +191,9 @@ ENGINES: Mapping[str, Settings] = {
 """Ways to train clients; without a method in the name it is CFL."""
 
 MODELS: Mapping[str, Settings] = {
-    "personal head": {**CFL, **MLP, "model.personal": "head"},
-    "common body": {**CFL, **MLP, "model.common": "body"},
-    "frozen layer": {**CFL, **MLP, "model.freeze": ["1.*"]},
+    "personal head": {**CFL_MLP, "model.personal": "head"},
+    "common body": {**CFL_MLP, "model.common": "body"},
+    "frozen layer": {**CFL_MLP, "model.freeze": ["1.*"]},
     "LoRA": {**CFL, **MLP, **LORA},
     "LoRA and a personal head": {"algorithm.name": "fedavg", **MLP, **LORA, "model.personal": "head"},
     "BatchNorm": {**CFL, **NORMALISED},
@@ -218,7 +219,7 @@ DATA: Mapping[str, Settings] = {
 
 SIGNATURES: Mapping[str, Settings] = {
     "projected": {**CFL, **SKETCHES},
-    "signs": {**CFL, "signature.kind": "signs", "signature.dim": 64},
+    "signs": {**CFL, "signature.kind": "signs", "signature.dim": 300},
     "streamed": {**CFL, **SKETCHES, "stream": True},
     "of rcfl": {**RCFL, **SKETCHES},
     "of rcfl, streamed": {**RCFL, **SKETCHES, "stream": True},
