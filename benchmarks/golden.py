@@ -81,7 +81,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--only", action="append", default=[], help="cases with this in their name; repeatable")
     parser.add_argument("--ignore", action="append", default=[], help="part that may differ; repeatable")
     parser.add_argument("--jobs", type=int, default=1, help="processes that run cases")
+    parser.add_argument("--source", type=Path, help="folder that fedclade must come from")
     arguments = parser.parse_args()
+    if arguments.source and arguments.source not in Path(fedclade.__file__).parents:
+        parser.error(f"fedclade comes from {fedclade.__file__}, and not from {arguments.source}")
     if arguments.do == "write" and arguments.file is None:
         parser.error("write needs a FILE")
     if arguments.do == "check" and (arguments.file is None) == (arguments.against is None):
@@ -108,11 +111,23 @@ def known_digests(arguments: argparse.Namespace) -> Mapping[str, Mapping[str, st
 
 
 def write_with_source(source: Path, digests: Path, arguments: argparse.Namespace) -> None:
-    """Write the digests of this program's cases with another source of fedclade."""
+    """Write the digests of this program's cases with another source of fedclade.
+
+    Raises
+    ------
+    SystemExit
+        If the cases do not run with it, such as where a name has changed since.
+    """
     command = [sys.executable, __file__, "write", str(digests), "--jobs", str(arguments.jobs)]
+    command += ["--source", str(source)]
     for text in arguments.only:
         command += ["--only", text]
-    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(source)})
+    environment = {**os.environ, "PYTHONPATH": str(source)}
+    if subprocess.run(command, check=False, env=environment).returncode:
+        sys.exit(
+            f"the cases do not run with the source of {arguments.against}, see above; write digests "
+            "with that commit's own benchmarks/golden.py, and check them here"
+        )
 
 
 def run_and_print(only: Sequence[str], jobs: int) -> dict[str, dict[str, str]]:

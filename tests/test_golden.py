@@ -1,4 +1,4 @@
-"""The golden runs: what they cover, that they repeat to the last bit, and that they notice errors."""
+"""The golden runs: they cover all methods, repeat to the last bit, and notice errors."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_every_kind_of_privacy_has_a_case():
         *("aggregate.mixing", "aggregate.leave_out_opposed", "task.class_weights", "keep_best"),
     ],
 )
-def test_a_setting_has_a_case(key):
+def test_every_part_of_a_run_has_a_case(key):
     assert any(key in case.settings for case in CASES.values())
 
 
@@ -171,6 +171,7 @@ def test_a_case_that_the_file_lacks_differs():
         (["write"], "write needs a FILE"),
         (["check"], "check needs a FILE or --against COMMIT"),
         (["check", "golden.json", "--against", "HEAD"], "check needs a FILE or --against COMMIT"),
+        (["write", "golden.json", "--source", "elsewhere"], "fedclade comes from "),
         (["write", "golden.json", "--only", "no such case"], "no case has 'no such case' in its name"),
     ],
 )
