@@ -32,6 +32,7 @@ RANDOM_VALUES = frozenset(
         "run",
         # in runs with secure aggregation: keys, shares of secrets, and what is signed or encrypted
         "instance",
+        "training",  # a hash of what is requested, the name of the run in it
         "masking",
         "maskings",
         "sealing",
