@@ -146,7 +146,9 @@ class ClientHandler:
         self._shields: list[Middleware] = []
         if isinstance(privacy, DifferentialPrivacy):
             self._shields.append(ErrorShield(self._layout, len(self._data.train), self._data.key))
-        self._client_side = partial(client_side, private, self._permutation)
+        # The mean of parts must not tell more of a private client's size than the class that it has reported.
+        reported_size = size_class if self._is_private else None
+        self._client_side = partial(client_side, private, self._permutation, reported_size=reported_size)
         mechanism = "" if privacy is None else str(privacy)
         self._residuals = Residuals(folder, encoding, self._layout, mechanism)
         self._exact = Residuals(folder, "float32", self._layout, mechanism)
