@@ -153,14 +153,3 @@ def test_an_equal_part_takes_as_many_steps_as_all_data_in_smaller_batches(parts,
     assert made.lr == pytest.approx(0.1 * math.sqrt(smaller / batch))
     made = replace(asked, spec=replace(spec, epochs=None, steps=24)).of_part(1).spec
     assert (made.batch_size, made.steps) == (smaller, math.ceil(24 * batch / (smaller * parts)))
-
-
-@pytest.mark.parametrize("n", [16, 17, 26, 31])
-def test_a_mean_by_reported_sizes_weighs_parts_as_if_the_client_had_that_number_of_examples(n):
-    """A private client reports 16 for each of these numbers. Weights by its own number would reveal it."""
-    clients, params = simulated(federation_of([0], [n]), perceptron())
-    replicating = Channel(clients, Replicating(None, reported_size=lambda count: 16), Unpacking())
-    updates = replicating.train([0], params[None], [0], replace(ASKED, part_size=0))
-    weights = torch.tensor([6, 5, 5]) / 16
-    expected = (weights[:, None] * updates.parts[0]).sum(0)
-    torch.testing.assert_close(updates.required_deltas[0], expected)

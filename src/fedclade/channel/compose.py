@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from fedclade.channel.aggregating import Aggregating
 from fedclade.channel.answering import Answering
 from fedclade.channel.limits import Limiting
@@ -25,19 +23,16 @@ def client_side(
     sketch: Sketch | None = None,
     lying: Lying | None = None,
     answering: Answering | None = None,
-    reported_size: Callable[[int], int] | None = None,
 ) -> list[Middleware]:
     """Return what an update passes before it leaves a client, in a simulation and on a real client alike.
 
     The sketch is that of the updates of parts; without one they are sent whole. Adversaries lie behind their privacy,
     but where only sums are private: ``answering`` clips lies, too, as whoever adds updates up would have to.
-    ``reported_size`` is that of :class:`~fedclade.channel.Replicating`.
     """
     private = [*([privatizing] if privatizing else []), *([lying] if lying else [])]
     permuting = [Permuting(permutation)] if permutation else []
     of_means = [LyingOfMeans(lying)] if lying else []
-    replicating = Replicating(sketch, reported_size)
-    return [*private, *permuting, *([answering] if answering else []), replicating, *of_means]
+    return [*private, *permuting, *([answering] if answering else []), Replicating(sketch), *of_means]
 
 
 def received(

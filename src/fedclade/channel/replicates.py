@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
-from fedclade.channel.matching_parts import shares_of
 from fedclade.channel.middleware import Middleware
 from fedclade.channel.signature import Sketch
-from fedclade.core import Ask, Round, UpdateQuery, Updates, row_norms
+from fedclade.core import Ask, UpdateQuery, Updates, row_norms
 
 
 @dataclass(frozen=True)
@@ -21,19 +18,9 @@ class Replicating(Middleware):
     A replicate is an update made at the same model from a part of the training data. So a client is asked once, and
     sends little more than one update, if signatures are sketches. This comes after all that is done to whole updates:
     privacy and permutation.
-
-    Parameters
-    ----------
-    sketch
-        The signature of a part; None: its whole update.
-    reported_size
-        The number of examples that a client reports, given its number of examples; None: the number itself. Parts are
-        weighted as those of a client with the reported number are. The server checks the mean by these weights, and
-        weights by another number would tell it that number.
     """
 
     sketch: Sketch | None
-    reported_size: Callable[[int], int] | None = None
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return the updates; of m replicates these are ``[n, S + m·R]``, or if they are not compared ``[n, S]``."""
@@ -46,7 +33,7 @@ class Replicating(Middleware):
         sizes = torch.stack([updates.sizes for updates in parts])
         deltas = torch.stack([updates.required_deltas for updates in parts])
         n_parameters = parts[0].n_parameters
-        mean = torch.einsum("kn,kns->ns", self._shares(query.round, sizes).to(deltas), deltas)
+        mean = torch.einsum("kn,kns->ns", (sizes / sizes.sum(0)).to(deltas), deltas)
         compared = deltas[: count if query.round.compares_parts else 0, :, :n_parameters]
         signatures = self.sketch.apply(compared) if self.sketch else compared
         return Updates(
@@ -58,15 +45,6 @@ class Replicating(Middleware):
             deltas=torch.cat([mean, *signatures], dim=1),
             left_out={client: why for updates in made for client, why in updates.left_out.items()},
         )
-
-    def _shares(self, this_round: Round, sizes: Tensor) -> Tensor:
-        """Return the weights of the parts of each client in its mean, ``[m, n]``, given the sizes of the parts."""
-        totals = sizes.sum(0)
-        if self.reported_size is None:
-            return sizes / totals
-        reported = [self.reported_size(int(total)) for total in totals.tolist()]
-        shares = [shares_of(this_round, count) for count in reported]
-        return torch.tensor(shares, dtype=sizes.dtype).T
 
 
 @dataclass(frozen=True)

@@ -146,9 +146,7 @@ class ClientHandler:
         self._shields: list[Middleware] = []
         if isinstance(privacy, DifferentialPrivacy):
             self._shields.append(ErrorShield(self._layout, len(self._data.train), self._data.key))
-        # The mean of parts must not tell more of a private client's size than the class that it has reported.
-        reported_size = size_class if self._is_private else None
-        self._client_side = partial(client_side, private, self._permutation, reported_size=reported_size)
+        self._client_side = partial(client_side, private, self._permutation)
         mechanism = "" if privacy is None else str(privacy)
         self._residuals = Residuals(folder, encoding, self._layout, mechanism)
         self._exact = Residuals(folder, "float32", self._layout, mechanism)
@@ -259,8 +257,13 @@ class ClientHandler:
             self._kept.close(state)
         return answer
 
+    @property
+    def _reported_examples(self) -> int:
+        """Number of training examples that the client reports, by which it refuses queries, too."""
+        return self._reported_size(len(self._data.train))
+
     def _check_usage(self, usage: Usage) -> None:
-        self._policy.check_usage(usage, len(self._data.train), private=self._is_private)
+        self._policy.check_usage(usage, self._reported_examples, private=self._is_private)
 
     def _check_disclosed(self, kind: str, content: Content) -> None:
         """Check that what an answer discloses may leave the client in clear."""
@@ -329,7 +332,7 @@ class ClientHandler:
         """Tell what its own examples come to, where it needs to know the same of all."""
         if self._sums is None:
             raise UpdateError("asked for sums of its examples, and neither its inputs nor its task need those of all")
-        self._policy.check_sum(len(self._data.train))
+        self._policy.check_sum(self._reported_examples)
         return wire.record(as_values(self._sums))
 
     def _trained(self, content: Content, state: RecordDict | None, sketch: Sketch | None = None) -> Updates:
@@ -337,11 +340,14 @@ class ClientHandler:
 
         Parts are compared by a ``sketch``, and by all their numbers without one.
         """
-        examples = len(self._data.train)
+        examples = self._reported_examples
         labels = self._federation.pool.schema.labels
         try:
             asked = TrainingAsked.read(content, self._policy, examples, labels, is_closed=self._is_closed)
-            asked = replace(asked, round=self._splits.admit(asked.round, examples, state))
+            this_round = self._splits.admit(asked.round, examples, state)
+            if self._is_closed and this_round.replicates > 1:
+                this_round = replace(this_round, drawn_from=examples)
+            asked = replace(asked, round=this_round)
         except FedcladeError as error:
             if not self._is_closed:
                 raise
@@ -398,7 +404,7 @@ class ClientHandler:
         updates = self._trained(content, state, sketch)
         if self._is_private and not content.get("part_size", int):
             # Noise covers the update and not the weight, which is what the client registered with.
-            updates = replace(updates, sizes=torch.tensor([self._reported_size(len(self._data.train))]).double())
+            updates = replace(updates, sizes=torch.tensor([self._reported_examples]).double())
         if not signs or sketch is None:
             return updates
         update = updates.required_deltas[:, : updates.n_parameters]
@@ -453,7 +459,7 @@ class ClientHandler:
 
     def _descriptors(self, content: Content) -> RecordDict:
         query = descriptors.read_query(self._data.id, self._models(content, ["model"])[0], content)
-        self._policy.check_descriptor(len(self._data.train), query.shape(self._federation.pool.schema)[1])
+        self._policy.check_descriptor(self._reported_examples, query.shape(self._federation.pool.schema)[1])
         return wire.record({}, {"descriptor": wire.raw_vector(self._clients().ask(query).flatten())})
 
     def _clients(self, sketch: Sketch | None = None) -> Channel:
