@@ -230,8 +230,9 @@ PART_QUERIES: list[dict[str, Any]] = [
     *({"replicates": 2, "part_size": size} for size in (0, 1, 8, 15, 16, 17, 23, 31, 32, 47)),
     *({"replicates": count} for count in (3, 4, 8, 31, 32, 33, 63, 64)),
     *({"spec": wire.to_json(LocalTraining(steps=1, batch_size=size))} for size in (9, 10, 31, 32, 33, 48, 63, 64)),
-    *({"spec": wire.to_json(LocalTraining(epochs=count, batch_size=8))} for count in (4, 5, 6, 7, 8, 9, 10, 11)),
-    *({"spec": wire.to_json(LocalTraining(steps=count, batch_size=8))} for count in (8, 16, 17, 31, 48, 57, 65)),
+    *({"spec": wire.to_json(LocalTraining(epochs=count, batch_size=8))} for count in (4, 8, 9, 11)),
+    *({"spec": wire.to_json(LocalTraining(steps=count, batch_size=8))} for count in (8, 17, 31, 57, 65)),
+    *({"spec": wire.to_json(LocalTraining(batch_size=size, weight_decay=10.0))} for size in (9, 10, 31, 32, 62, 63)),
 ]
 """Queries of which a client with limits of its own may have to refuse some."""
 

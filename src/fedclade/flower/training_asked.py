@@ -80,6 +80,13 @@ class TrainingAsked:
         leaves = shares or not own or not is_closed
         for number in trained_on:
             policy.check_training(spec, replicates, number, personal_epochs, times, leaves=leaves)
+        if leaves and kind == "train":
+            part = trained_on[0] // replicates
+            part_spec = spec.on_part(replicates, part_size) if replicates > 1 else spec
+            last_batch = part_spec.batch_sizes(part)[-1]
+            if part_spec.batch_size < trained_on[-1] and len(trained_on) > 1:
+                last_batch = part_spec.smallest_batch or 1  # of some number of examples in the size class
+            policy.check_retention(part_spec, content.get("round", int), part, last_batch)
         this_round = Round(
             number=content.get("round", int),
             spec=spec,
