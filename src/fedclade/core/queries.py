@@ -292,6 +292,18 @@ class EvaluationQuery(Query[Evaluation]):
 
 
 @dataclass(frozen=True, eq=False)
+class ChoiceQuery(EvaluationQuery):
+    """Let each client choose the model with the lowest loss on its training data.
+
+    Over a network a client replies with the number of that model and nothing else: in :attr:`Evaluation.wins` it has 1,
+    and the client's other models 0. Simulated clients reply as to any evaluation, and losses tell which is lowest.
+    """
+
+    mechanism = "none"
+    discloses = "choice"
+
+
+@dataclass(frozen=True, eq=False)
 class SubspaceQuery(Query[Tensor]):
     """Decompose training inputs, one a column, and reply with their left singular vectors ``[n, L, d, p]``.
 

@@ -31,6 +31,7 @@ from fedclade.channel import (
 from fedclade.core import (
     FORBIDS,
     OWN,
+    ChoiceQuery,
     ConfigError,
     DataError,
     EvaluationQuery,
@@ -207,6 +208,7 @@ class ClientHandler:
             "train": lambda content: self._train(content, state),
             "gradients": lambda content: self._train(content, state),
             "evaluate": self._evaluate,
+            "choose": self._choose,
             "subspaces": self._subspaces,
             "statistics": self._statistics,
             "shifts": self._shifts,
@@ -446,6 +448,17 @@ class ClientHandler:
         lists = {"scores": scores.scores.flatten(), "losses": scores.losses, "examples": scores.examples}
         lists |= {} if scores.wins is None else {"wins": scores.wins}
         return wire.record({name: values.tolist() for name, values in lists.items()})
+
+    def _choose(self, content: Content) -> RecordDict:
+        """Choose the model with the lowest loss on the training data; of a model that diverged it is infinite."""
+        count = len(content.vectors)
+        if not count:
+            raise UpdateError("asked to choose from no model")
+        self._policy.check_models(count)
+        models = self._models(content, [str(row) for row in range(count)])
+        query = ChoiceQuery([self._data.id] * count, models, range(count), "train")
+        losses = self._clients().ask(query).losses.nan_to_num(math.inf)
+        return wire.record({"choice": int(losses.argmin())})
 
     def _subspaces(self, content: Content) -> RecordDict:
         vectors, per_label = content.get("vectors", int), content.get("per_label", bool)

@@ -27,7 +27,7 @@ class Usage:
 
     releases: int = 0  # updates, gradients, subspaces and descriptors, each replicate by itself
     partings: int = 0  # equations from sums over parts of the data, as SplitLog counts them
-    evaluations: int = 0  # models that were scored, or trained for the client itself; words on whether data shifted
+    evaluations: int = 0  # scored models, choices of one, models trained for the client itself, words on shifts
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(**{name: value + getattr(other, name) for name, value in asdict(self).items()})
@@ -79,6 +79,8 @@ def cost_of(kind: str, content: Content, *, is_closed: bool = False) -> Usage:
         return Usage(releases=replicates * models)
     if kind == "evaluate":
         return Usage(evaluations=max(1, len(content.vectors)))  # without any it is the client's own
+    if kind == "choose":
+        return Usage(evaluations=1)  # one number leaves, whatever it is chosen from
     return Usage(releases=int(kind in ("subspaces", "descriptors")), evaluations=int(kind == "shifts"))
 
 

@@ -16,6 +16,8 @@ REVEALS = {
         "clients to about {error:.2f}"
     ),
     "statistics": "means and squares of each client's inputs, and how many examples of each label it has",
+    "choice": "which of the models that it is sent has the lowest loss on each client's training data, once a round",
+    "descriptors": "means and directions of each client's inputs, as a model sees them",
     "subspaces": "directions of each client's inputs, which are close to their means",
 }
 """What a name of a policy's ``disclose`` stands for."""
