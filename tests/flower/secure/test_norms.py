@@ -21,7 +21,6 @@ def sum_with(norm: float, norm_of_buffers: float = 1.0) -> ClusterSum:
         norm=norm,
         norm_of_buffers=norm_of_buffers,
         clipped=0,
-        score=0.0,
     )
 
 
