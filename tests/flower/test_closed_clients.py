@@ -26,7 +26,7 @@ from fedclade import (
     Task,
     UpdateError,
 )
-from fedclade.algorithms import PACFL
+from fedclade.algorithms import PACFL, Local
 from fedclade.channel import Budget, Channel, Ledger, noisy_steps
 from fedclade.channel.step_ledger import StepLedger
 from fedclade.core import FedcladeError, Handlers, PolicyError, PrivacyError, Query, Round
@@ -40,7 +40,19 @@ from fedclade.flower.sketch_log import FILE as SKETCHES
 from fedclade.flower.wire import Content
 from fedclade.report.page import RunView, page_html, run_page
 from fedclade.runs import Run
-from tests.flower.grids import CFL_OF_TWO, FOUR, LOCAL, federated, grid_of, handler_of, housed, network_of, reasons
+from tests.flower.grids import (
+    CFL_OF_TWO,
+    FOUR,
+    LOCAL,
+    Spoilt,
+    federated,
+    grid_of,
+    handler_of,
+    housed,
+    network_of,
+    node_of,
+    reasons,
+)
 from tests.flower.test_client_handler import LAYOUT, MODEL, ask
 from tests.tiny import federation_of, task_federation
 
@@ -457,6 +469,35 @@ def test_scores_of_clients_that_disclose_them_are_had_without_losses(tmp_path: P
     kept = Run.load(folder)
     assert all(math.isnan(row["loss"]) for row in kept.client_rows)
     assert "<html" in page_html(run_page(RunView(kept)))
+
+
+def test_a_client_that_discloses_no_scores_is_sent_no_models_for_them():
+    questions: dict[int, list[str]] = {0: [], 1: []}
+    grid = grid_of(federation_of((0, 1)), config={"secure-aggregation": True, "trust-server-keys": True})
+    grid.nodes[node_of(1)].config = {**grid.nodes[node_of(1)].config, "disclose": "scores"}
+    for client, seen in questions.items():
+        node = grid.nodes[node_of(client)]
+        node.app = Spoilt(node.app, lambda question, honest, seen=seen: seen.append(question.values["what"]))
+    run = federated(grid, Local(), rounds=1)
+    assert "evaluate" not in questions[0]
+    assert "evaluate" in questions[1]
+    assert {row["client"] for row in run.client_rows if not math.isnan(row["accuracy"])} == {1}
+    assert "forbids scores, as the client reported when it joined" in reasons(run)[0]
+
+
+@pytest.mark.parametrize(
+    ("policy", "private", "scores"),
+    [
+        (Policy(), False, True),
+        (Policy(allow=("train",)), False, False),
+        (SECURE, False, False),
+        (SCORES, False, True),
+        (Policy(), True, False),
+        (Policy(disclose=("scores",)), True, True),
+    ],
+)
+def test_a_client_registers_whether_it_discloses_scores(policy: Policy, private: bool, scores: bool):
+    assert policy.discloses_scores(private=private) == scores
 
 
 def test_some_clients_may_disclose_scores_and_others_not():

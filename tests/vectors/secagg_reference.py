@@ -292,13 +292,7 @@ def encode(case):
         shares.append(round(min(1.0, norm / most) ** 2 * q))
         is_clipped |= norm > most
     loss = w * case["loss"]
-    numbers += [1] * 8 + [
-        weight,
-        math.floor(loss),
-        round((loss - math.floor(loss)) * q),
-        int(is_clipped),
-        *shares,
-    ]
+    numbers += [1] * 8 + [weight, math.floor(loss), round((loss - math.floor(loss)) * q), int(is_clipped), *shares]
     return [each % 2**24 for each in numbers]
 
 

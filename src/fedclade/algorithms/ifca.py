@@ -149,9 +149,7 @@ class IFCA(OneCohort[IFCAState]):
         unseen = [client for client, node in state.tree.leaf_of.items() if node == 0]
         return self._estimated(state.tree, unseen, clients)[0].leaf_of if unseen else state.tree.leaf_of
 
-    def _estimated(
-        self, tree: ParameterTree, ids: Sequence[int], clients: Clients
-    ) -> tuple[ParameterTree, float]:
+    def _estimated(self, tree: ParameterTree, ids: Sequence[int], clients: Clients) -> tuple[ParameterTree, float]:
         """Estimate the cluster identities of some clients (Algorithm 1, line 7); return their mean loss as well."""
         return to_lowest_loss(tree, ids, clients, by_choice=self.reports == "choice")
 

@@ -312,6 +312,7 @@ class ClientHandler:
                 "encoding": self._encoding,
                 "true_cluster": -1 if truth is None else truth[self._data.id],
                 "secret": "" if self._secret is None else secret_digest(self._secret),
+                "scores": self._policy.discloses_scores(private=self._is_private),
             }
         )
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedclade.channel import ENCODINGS, Sketch, encoded_bytes
 from fedclade.core import (
     DROPPED_OUT,
+    FORBIDS,
     OWN,
     TOO_LATE,
     ChoiceQuery,
@@ -57,6 +58,11 @@ from fedclade.flower.wire import Content
 from fedclade.tasks import FittedTask
 
 T = TypeVar("T")
+
+DISCLOSES_NO_SCORES = (
+    f'{FORBIDS} scores, as the client reported when it joined; to allow them, set disclose="scores", and name evaluate '
+    "in allow, in its node config"
+)
 
 
 class GridClients(Workers):
@@ -165,6 +171,10 @@ class GridClients(Workers):
             contents[client] = self.content("evaluate", said, sent)
         scores, wins = dict[int, list[Scores]](), dict[int, list[int]]()
         left_out: dict[int, str] = {}
+        if split != "train":  # a refusal to train on is for its run to report
+            for client in [client for client in contents if not self._registry.discloses_scores(client)]:
+                del contents[client]  # models are large, and it would refuse them
+                left_out[client] = DISCLOSES_NO_SCORES
 
         def read(client: int, content: Content) -> list[Scores]:
             found = read_scores(content, len(rows[client]), self._task.metrics, self._examples(client, split))

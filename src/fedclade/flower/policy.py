@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -169,6 +168,10 @@ class Policy:
         if self.max_evaluations is not None:
             return self.max_evaluations
         return MOST_CLOSED_SCORES if self.is_closed(private=private) else MOST_SCORES
+
+    def discloses_scores(self, *, private: bool) -> bool:
+        """Whether the client answers with scores on held-out data."""
+        return "evaluate" in self.allow and (not self.is_closed(private=private) or "scores" in self.disclose)
 
     def check_kind(self, kind: str) -> None:
         """Check that a kind of query is answered; a PolicyError, as of all these checks, says how to allow it."""

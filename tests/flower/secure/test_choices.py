@@ -109,4 +109,3 @@ def test_flux_with_a_fixed_round_of_clustering_runs_where_clients_disclose_descr
     assert len(run.tree.leaves) > 1
     with pytest.raises(ConfigError, match="FLUX asks each client for training accuracies and descriptors"):
         secure_run(FLUX(), config)
-

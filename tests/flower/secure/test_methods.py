@@ -40,7 +40,9 @@ def documented() -> dict[str, Documented]:
         name, works, settings, disclosed, _ = (cell.strip() for cell in line.strip("|").split("|"))
         assert works in ("yes", "no")
         lines = "\n".join(re.findall("`([^`]+)`", settings))
-        rows[name.strip("`")] = Documented(works == "yes", tomllib.loads(lines), set(re.findall("`([^`]+)`", disclosed)))
+        rows[name.strip("`")] = Documented(
+            works == "yes", tomllib.loads(lines), set(re.findall("`([^`]+)`", disclosed))
+        )
     return rows
 
 
