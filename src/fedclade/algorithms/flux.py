@@ -182,9 +182,9 @@ class FLUX(Algorithm[FLUXState]):
         cohort = [client for client in cohort if tree.leaf_of[client] or not clustered]
         parts = train_clusters(State(tree), cohort, clients, this_round) if cohort else []
         tree = move_clusters(tree, parts)
-        accuracies = (
-            () if clustered or self.has_fixed_round else (*state.accuracies, *self._accuracy(tree, cohort, clients))
-        )
+        accuracies: tuple[float, ...] = ()
+        if not clustered and not self.has_fixed_round:
+            accuracies = (*state.accuracies, *self._accuracy(tree, cohort, clients))
         return FLUXState(tree, accuracies), log_of(parts, events)
 
     def join(

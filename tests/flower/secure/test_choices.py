@@ -57,7 +57,7 @@ def test_choices_are_counted_as_scores_are():
 def test_a_choice_is_from_some_models_and_not_from_too_many():
     with pytest.raises(UpdateError, match="asked to choose from no model"):
         choose(handler_of(policy=CHOICE))
-    with pytest.raises(PolicyError, match="forbids 2 models in one question, at most 1 .max-models"):
+    with pytest.raises(PolicyError, match=r"forbids 2 models in one question, at most 1 .max-models"):
         choose(handler_of(policy=replace(CHOICE, max_models=1)), MODEL, WORSE)
 
 
@@ -91,7 +91,7 @@ def test_ifca_by_losses_stays_refused_under_secure_aggregation():
 def test_sets_of_models_compete_by_losses_only():
     with pytest.raises(ConfigError, match=r"algorithm.restarts should be 1 with algorithm.reports = 'choice'.* got 2"):
         IFCA(reports="choice", restarts=2)
-    with pytest.raises(ConfigError, match="algorithm.reports should be 'losses' or 'choice', got 'scores'"):
+    with pytest.raises(ConfigError, match=r"algorithm.reports should be 'losses' or 'choice', got 'scores'"):
         IFCA(reports="scores")  # pyright: ignore[reportArgumentType]
 
 

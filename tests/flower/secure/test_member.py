@@ -148,7 +148,7 @@ def test_a_server_cannot_say_that_another_client_insists_on_sums():
         asked(room, "shares", insists=[False, True, False, False, False])
     with pytest.raises(UpdateError, match=r"'insists' should be a list of bool, got \[0, 0, 0, 0, 0\]"):
         asked(room, "shares", insists=[0] * 5)
-    with pytest.raises(UpdateError, match="each client should be there once, .* with all of its keys"):
+    with pytest.raises(UpdateError, match=r"each client should be there once, .* with all of its keys"):
         asked(room, "shares", insists=[False] * 4)
 
 
