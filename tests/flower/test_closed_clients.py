@@ -379,7 +379,7 @@ def test_a_client_with_secure_aggregation_sends_no_sketch_unless_its_policy_says
 
 @pytest.mark.parametrize("replicates", [1, 2])
 def test_beside_a_masked_update_only_signs_leave(replicates: int):
-    client = handler_of(policy=replace(SECURE, disclose=("sketch",)))
+    client = handler_of(policy=replace(SECURE, disclose=("sketch",), min_part=8))
     clear = summed(client, replicates=replicates)
     assert len(clear) == (8 if replicates == 1 else 24)
     assert set(clear.tolist()) == {1.0, -1.0}
@@ -399,7 +399,7 @@ def test_projections_are_few_in_all_so_that_they_cannot_be_added_up(has_folder: 
 
 
 def test_sketches_are_counted_in_all(tmp_path: Path):
-    policy = replace(SECURE, disclose=("sketch",), max_sketches=3)
+    policy = replace(SECURE, disclose=("sketch",), max_sketches=3, min_part=8)
     client = handler_of(policy=policy, folder=tmp_path)
     summed(client, replicates=2)  # of both parts and of the update
     with pytest.raises(PolicyError, match=r"forbids 4 sketches in all, at most 3 .max-sketches in its node config"):
