@@ -78,7 +78,7 @@ def check_sums(settings: RunSettings, algorithm: Algorithm, clients: int = 0, *,
     if asked and not algorithm.discloses:
         problems.append(
             f"{name} asks each client for {asked}, from which its training data can be read; take another algorithm, "
-            "or leave it out"
+            "or settings with which it does not (docs/secure-aggregation.md has a table of methods), or leave it out"
         )
     if settings.aggregate.is_robust and parts == 1:
         rule = settings.aggregate.rule
