@@ -122,7 +122,8 @@ def masked_reply(federation: Federation, model: torch.Tensor, lr: float) -> Cont
         try:
             first = ask("keys", client=0, terms=terms.text)
             fields = [first.get(each, bytes) for each in ("masking", "sealing")]
-            adverts = [Advert(0, *fields, key.public, first.get("signature", bytes))]
+            signature, insists = first.get("signature", bytes), first.get("insists", bool)
+            adverts = [Advert(0, *fields, key.public, signature, insists)]
             adverts += [colluder(number, terms) for number in range(1, 4)]
             ask("shares", **told(adverts, has_signers=True))
             dealt = bitmap({0, 1, 2, 3}, [0, 1, 2, 3])
@@ -136,7 +137,7 @@ def colluder(number: int, terms: Terms) -> Advert:
     """Return the keys of a client that is the server's."""
     key = Key.new()
     public = [member.public_of(member.new_key()) for _ in range(2)]
-    return Advert(number, *public, key.public).signed(terms.context, key)
+    return Advert(number, *public, key.public, insists=True).signed(terms.context, key)
 
 
 def without_one(federation: Federation) -> Federation:

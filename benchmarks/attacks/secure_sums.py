@@ -162,14 +162,15 @@ class LyingServer:
         if answer is None:
             return False
         masking, sealing, signature = (answer.get(name, bytes) for name in ("masking", "sealing", "signature"))
-        self.adverts[number] = Advert(number, masking, sealing, self.keys[number].public, signature)
+        insists = answer.get("insists", bool)
+        self.adverts[number] = Advert(number, masking, sealing, self.keys[number].public, signature, insists)
         return True
 
     def show_spoilers(self) -> None:
         """Make the colluders' keys."""
         for number in self.spoilers:
             masking, sealing = new_key(), new_key()
-            advert = Advert(number, public_of(masking), public_of(sealing), self.keys[number].public)
+            advert = Advert(number, public_of(masking), public_of(sealing), self.keys[number].public, insists=True)
             self.adverts[number] = advert.signed(self.terms.context, self.keys[number])
             self.secret[number] = masking, sealing
 

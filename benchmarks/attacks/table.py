@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-PROGRAMS = ("private_refusals", "disclosures", "partings", "masked_sums", "secure_sums")
+PROGRAMS = ("private_refusals", "disclosures", "limits", "partings", "masked_sums", "secure_sums")
 LIMIT = 1800
 """Seconds that a program may take."""
 

@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedclade import Adversary, LocalTraining, ReplicatedCFL, simulate
-from fedclade.channel import Channel, CountSketch, Lying, MatchingParts, Permutation, Unpacking
+from fedclade import Adversary, DifferentialPrivacy, ExamplePrivacy, LocalTraining, ReplicatedCFL, simulate
+from fedclade.algorithms.rounds_in_parts import HALVES, Parting
+from fedclade.channel import Budget, Channel, CountSketch, Lying, MatchingParts, Permutation, Unpacking
 from fedclade.channel.compose import client_side
 from fedclade.channel.matching_parts import shares_of
 from fedclade.core import Round, UpdateQuery
-from tests.flower.grids import app_of, federated, grid_of, node_of, reasons
+from tests.flower.grids import app_of, federated, grid_of, housed, node_of, reasons
 from tests.tiny import federation_of, perceptron, simulated
 
 N = 6
@@ -121,3 +122,16 @@ def test_rcfl_leaves_it_out_over_a_network_and_no_honest_client():
     found = reasons(federated(grid, ReplicatedCFL(), **SETTINGS))
     assert list(found) == [4]
     assert "its update is not the mean of those of its parts" in found[4]
+
+
+@pytest.mark.parametrize("level", ["client", "example"])
+def test_rcfl_leaves_out_no_private_client_of_an_odd_number_of_examples_over_a_network(level, tmp_path, monkeypatch):
+    """Halves of 33 examples are of 17 and 16; the client reports 32, and both sides weigh the halves alike."""
+    monkeypatch.setattr(Parting, "_of", classmethod(lambda cls, *of: HALVES))
+    mechanism = DifferentialPrivacy if level == "client" else ExamplePrivacy
+    privacy = mechanism(clip_norm=1.0, noise_multiplier=0.1)
+    federation = federation_of((0, 1), sizes=[33, 34])
+    budget = Budget(epsilon=float("inf"), level=level)
+    grid = housed(grid_of(federation, privacy=privacy, budget=budget), tmp_path)
+    run = federated(grid, ReplicatedCFL(), privacy=privacy, **{**SETTINGS, "rounds": 1})
+    assert not reasons(run, of_training=True)

@@ -10,27 +10,49 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from fedclade import ConfigError, DifferentialPrivacy, EarlyStopping, ExamplePrivacy, Signature, Task, UpdateError
-from fedclade.algorithms import PACFL
-from fedclade.channel import Budget, Channel, Ledger
+from fedclade import (
+    ConfigError,
+    DifferentialPrivacy,
+    EarlyStopping,
+    ExamplePrivacy,
+    LocalTraining,
+    Signature,
+    Task,
+    UpdateError,
+)
+from fedclade.algorithms import PACFL, Local
+from fedclade.channel import Budget, Channel, Ledger, noisy_steps
 from fedclade.channel.step_ledger import StepLedger
-from fedclade.core import FedcladeError, Handlers, PolicyError, PrivacyError, Query
+from fedclade.core import FedcladeError, Handlers, PolicyError, PrivacyError, Query, Round
 from fedclade.flower import wire
 from fedclade.flower.booking import score_noise_of
 from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.kinds import KINDS, Kind
 from fedclade.flower.policy import FORBIDS, MOST_CLOSED_SCORES, NotDisclosedError, Policy
-from fedclade.flower.private_replies import BUDGET_SPENT
+from fedclade.flower.private_replies import BUDGET_SPENT, FAILED
 from fedclade.flower.sketch_log import FILE as SKETCHES
 from fedclade.flower.wire import Content
 from fedclade.report.page import RunView, page_html, run_page
 from fedclade.runs import Run
-from tests.flower.grids import CFL_OF_TWO, FOUR, LOCAL, federated, grid_of, handler_of, housed, network_of, reasons
+from tests.flower.grids import (
+    CFL_OF_TWO,
+    FOUR,
+    LOCAL,
+    Spoilt,
+    federated,
+    grid_of,
+    handler_of,
+    housed,
+    network_of,
+    node_of,
+    reasons,
+)
 from tests.flower.test_client_handler import LAYOUT, MODEL, ask
 from tests.tiny import federation_of, task_federation
 
@@ -213,6 +235,96 @@ def test_a_refusal_of_training_says_nothing_of_the_number_of_examples():
     assert not re.search(r"\d", str(refused.value))
 
 
+CLASS_OF_32 = (32, 33, 63)
+"""Numbers of examples that a closed client reports as 32."""
+
+PART_QUERIES: list[dict[str, Any]] = [
+    *({"replicates": 2, "part_size": size} for size in (0, 1, 8, 15, 16, 17, 23, 31, 32, 47)),
+    *({"replicates": count} for count in (3, 4, 8, 31, 32, 33, 63, 64)),
+    *({"spec": wire.to_json(LocalTraining(steps=1, batch_size=size))} for size in (9, 10, 31, 32, 33, 48, 63, 64)),
+    *({"spec": wire.to_json(LocalTraining(epochs=count, batch_size=8))} for count in (4, 8, 9, 11)),
+    *({"spec": wire.to_json(LocalTraining(steps=count, batch_size=8))} for count in (8, 17, 31, 57, 65)),
+    *({"spec": wire.to_json(LocalTraining(batch_size=size, weight_decay=10.0))} for size in (9, 10, 31, 32, 62, 63)),
+]
+"""Queries of which a client with limits of its own may have to refuse some."""
+
+
+class AcceptedError(Exception):
+    """Raised in place of training."""
+
+
+def refusals(client: ClientHandler, queries: list[dict[str, Any]]) -> list[str]:
+    """Return the refusal of each of some queries, put to one client in this order; empty if it would train."""
+
+    def accept(sketch: Any = None) -> Channel:
+        raise AcceptedError
+
+    client._clients = accept
+    texts: list[str] = []
+    for round_number, query in enumerate(queries, start=1):
+        values = {"round": round_number, "compares_parts": False, "signs": False, **query}
+        try:
+            if client._is_private:
+                ask(client, **values)
+            else:
+                summed(client, **values)
+        except AcceptedError:
+            texts.append("")
+        except FedcladeError as error:
+            texts.append("" if str(error) == FAILED else str(error))
+    return texts
+
+
+@pytest.mark.parametrize("kind", ["private", "secure"])
+@pytest.mark.parametrize("min_part", [1, 10])
+def test_refusals_are_the_same_for_all_numbers_of_examples_of_a_size_class(kind: str, min_part: int, tmp_path: Path):
+    policy = Policy(min_part=min_part, max_epochs=10, max_steps=64, max_replicates=40)
+    found: list[list[str]] = []
+    for count in CLASS_OF_32:
+        federation = federation_of([0], sizes=[count])
+        if kind == "secure":
+            secure = replace(policy, secure_aggregation=True, trust_server_keys=True)
+            client = handler_of(federation=federation, policy=secure)
+        else:
+            client = private_client(tmp_path / str(count), policy, epsilon=math.inf, federation=federation)
+        found.append(refusals(client, PART_QUERIES))
+    assert found == [found[0]] * len(CLASS_OF_32)
+    refused = [text for text in found[0] if text]
+    assert 0 < len(refused) < len(PART_QUERIES)
+    assert not any(re.search(r"\d", text) for text in refused)
+
+
+@pytest.mark.parametrize("part_size", [0, 5])
+def test_a_closed_client_draws_parts_from_as_many_examples_as_it_reports(part_size: int):
+    rounds = [
+        Round(2, LOCAL, seed=seed, replicates=3, part=(k, 3), part_size=part_size, drawn_from=16)
+        for seed in (1, 2)
+        for k in range(3)
+    ]
+    parts = [set(this_round.examples(29, 7).tolist()) for this_round in rounds]
+    assert [len(part) for part in parts[:3]] == ([5, 5, 5] if part_size else [6, 5, 5])
+    assert not parts[0] & parts[1]
+    assert parts[0] != parts[3]
+    if not part_size:
+        assert set.union(*parts[:3]) == set.union(*parts[3:])
+    with_all = [set(replace(this_round, drawn_from=None).examples(16, 7).tolist()) for this_round in rounds]
+    assert [set(replace(each, drawn_from=16).examples(16, 7).tolist()) for each in rounds] == with_all
+
+
+def test_copies_stay_together_in_parts_of_some_examples():
+    copies = np.arange(60) // 2
+    this_round = Round(1, LOCAL, replicates=2, part=(0, 2), part_size=20, drawn_from=50)
+    part = this_round.examples(60, 7, copies)
+    assert len(part) == 20
+    assert len(np.unique(part)) == 20
+    assert len(set(copies[part])) < len(set(copies[this_round.examples(60, 7)]))
+
+
+def test_steps_of_parts_of_some_examples_are_booked_at_their_rate():
+    halves = Round(1, LocalTraining(batch_size=8), replicates=2, drawn_from=32)
+    assert noisy_steps(halves, 63) == noisy_steps(replace(halves, drawn_from=None), 32) == {0.5: 2}
+
+
 def test_training_a_model_of_its_own_costs_a_closed_client_no_scores(tmp_path: Path):
     client = handler_of(policy=replace(SECURE, max_evaluations=0), folder=tmp_path)
     ask(client, own=True)
@@ -267,7 +379,7 @@ def test_a_client_with_secure_aggregation_sends_no_sketch_unless_its_policy_says
 
 @pytest.mark.parametrize("replicates", [1, 2])
 def test_beside_a_masked_update_only_signs_leave(replicates: int):
-    client = handler_of(policy=replace(SECURE, disclose=("sketch",)))
+    client = handler_of(policy=replace(SECURE, disclose=("sketch",), min_part=8))
     clear = summed(client, replicates=replicates)
     assert len(clear) == (8 if replicates == 1 else 24)
     assert set(clear.tolist()) == {1.0, -1.0}
@@ -287,7 +399,7 @@ def test_projections_are_few_in_all_so_that_they_cannot_be_added_up(has_folder: 
 
 
 def test_sketches_are_counted_in_all(tmp_path: Path):
-    policy = replace(SECURE, disclose=("sketch",), max_sketches=3)
+    policy = replace(SECURE, disclose=("sketch",), max_sketches=3, min_part=8)
     client = handler_of(policy=policy, folder=tmp_path)
     summed(client, replicates=2)  # of both parts and of the update
     with pytest.raises(PolicyError, match=r"forbids 4 sketches in all, at most 3 .max-sketches in its node config"):
@@ -357,6 +469,35 @@ def test_scores_of_clients_that_disclose_them_are_had_without_losses(tmp_path: P
     kept = Run.load(folder)
     assert all(math.isnan(row["loss"]) for row in kept.client_rows)
     assert "<html" in page_html(run_page(RunView(kept)))
+
+
+def test_a_client_that_discloses_no_scores_is_sent_no_models_for_them():
+    questions: dict[int, list[str]] = {0: [], 1: []}
+    grid = grid_of(federation_of((0, 1)), config={"secure-aggregation": True, "trust-server-keys": True})
+    grid.nodes[node_of(1)].config = {**grid.nodes[node_of(1)].config, "disclose": "scores"}
+    for client, seen in questions.items():
+        node = grid.nodes[node_of(client)]
+        node.app = Spoilt(node.app, lambda question, honest, seen=seen: seen.append(question.values["what"]))
+    run = federated(grid, Local(), rounds=1)
+    assert "evaluate" not in questions[0]
+    assert "evaluate" in questions[1]
+    assert {row["client"] for row in run.client_rows if not math.isnan(row["accuracy"])} == {1}
+    assert "forbids scores, as the client reported when it joined" in reasons(run)[0]
+
+
+@pytest.mark.parametrize(
+    ("policy", "private", "scores"),
+    [
+        (Policy(), False, True),
+        (Policy(allow=("train",)), False, False),
+        (SECURE, False, False),
+        (SCORES, False, True),
+        (Policy(), True, False),
+        (Policy(disclose=("scores",)), True, True),
+    ],
+)
+def test_a_client_registers_whether_it_discloses_scores(policy: Policy, private: bool, scores: bool):
+    assert policy.discloses_scores(private=private) == scores
 
 
 def test_some_clients_may_disclose_scores_and_others_not():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +252,50 @@ def test_momentum_is_not_dampened():
     spec = {"epochs": 1, "batch_size": 1, "momentum": 0.9, "options": {"dampening": 1.0}}
     with pytest.raises(UpdateError, match="asked for dampened momentum"):
         ask(client_with(40), spec=json.dumps(spec))
+
+
+ONE_BY_ONE = LocalTraining(batch_size=1, lr=0.1)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        replace(ONE_BY_ONE, weight_decay=10.0),
+        replace(ONE_BY_ONE, weight_decay=9.0),
+        replace(ONE_BY_ONE, weight_decay=1e4),
+        replace(ONE_BY_ONE, mu=10.0),
+        replace(ONE_BY_ONE, weight_decay=5.0, mu=5.0),
+        replace(ONE_BY_ONE, weight_decay=2.0, momentum=0.5),
+        replace(ONE_BY_ONE, lr=20.0, lr_decay=0.005, weight_decay=10.0),
+        replace(ONE_BY_ONE, weight_decay=10.0, batch_size=13),
+        replace(ONE_BY_ONE, optimizer="adagrad", options={"lr_decay": 1e9}),
+        replace(ONE_BY_ONE, optimizer="asgd", options={"alpha": 1e3, "lambd": 1.0}),
+    ],
+)
+def test_steps_that_undo_those_before_are_refused(spec: LocalTraining):
+    """With weight_decay = 1/lr the update is the gradient of the last batch, here of one example."""
+    assert 40 % 13 == 1
+    with pytest.raises(
+        PolicyError,
+        match=r"forbids steps that undo those before them, .* from about \d\.?\d* training examples, .* at least 10 "
+        r"\(min-part in its node config\); lower local.weight_decay",
+    ):
+        ask(client_with(40), spec=wire.to_json(spec))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        replace(ONE_BY_ONE, weight_decay=0.1),
+        replace(ONE_BY_ONE, mu=0.1, momentum=0.9),
+        replace(ONE_BY_ONE, momentum=0.9),
+        replace(ONE_BY_ONE, weight_decay=10.0, batch_size=10),
+        replace(ONE_BY_ONE, mu=10.0, batch_size=40),
+        replace(ONE_BY_ONE, optimizer="adagrad"),
+    ],
+)
+def test_weight_decay_and_proximal_terms_of_ordinary_size_are_allowed(spec: LocalTraining):
+    assert ask(client_with(40), spec=wire.to_json(spec))
 
 
 def test_queries_whose_vectors_hold_the_same_bytes_in_other_places_are_different():

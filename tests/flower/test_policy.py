@@ -179,6 +179,7 @@ def test_a_query_counts_as_soon_as_it_is_accepted_and_one_that_fails_as_well(tmp
         ("gradients", {"sent": {"model": MODEL * math.nan}}, Usage(releases=1)),
         ("masked", {"instance": "none", "signs": False}, Usage(releases=1)),
         ("evaluate", {"sent": {"0": MODEL, "1": MODEL}, "split": "all"}, Usage(evaluations=2)),
+        ("choose", {"sent": {}}, Usage(evaluations=1)),
         ("subspaces", {"sent": {}, "vectors": 99, "per_label": False}, Usage(releases=1)),
         ("descriptors", {"components": -1, "per_label": False}, Usage(releases=1)),
         ("shifts", {"sent": {}, "share": -1.0, "by_label": True}, Usage(evaluations=1)),

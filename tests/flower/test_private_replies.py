@@ -96,7 +96,7 @@ def see(folder: Path, privacy: Any, data: Any, query: dict[str, Any], engine: st
         number=0,
         engine=engine,
         folder=folder,
-        policy=OPEN,
+        policy=replace(OPEN, min_part=8),
         privacy=privacy,
         budget=Budget(epsilon=math.inf, level=level),
     )
@@ -230,7 +230,7 @@ def test_details_of_a_refusal_are_in_the_clients_log(tmp_path: Path, caplog: pyt
     with caplog.at_level(logging.WARNING), pytest.raises(PolicyError) as caught:
         ask(client, replicates=8)
     assert str(caught.value) == FORBIDDEN
-    assert "8 replicates from 24 training examples" in caplog.text
+    assert "8 replicates from 16 training examples" in caplog.text
 
 
 def reason_of(app: Any, config: dict[str, Any]) -> str:

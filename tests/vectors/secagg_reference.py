@@ -1,7 +1,7 @@
 """A second implementation of secure aggregation, which shares no code with the first.
 
 It follows ``docs/secure-aggregation.md`` with ``cryptography`` and the standard library, computes all
-values of one sum from fixed keys and seeds, and has its own Shamir scheme. ``secagg-9.json`` has what
+values of one sum from fixed keys and seeds, and has its own Shamir scheme. ``secagg-10.json`` has what
 comes out. Run it to compare, or with ``--write`` to make the file anew:
 
     python tests/vectors/secagg_reference.py
@@ -24,9 +24,10 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-FILE = Path(__file__).with_name("secagg-9.json")
+FILE = Path(__file__).with_name("secagg-10.json")
 ENTRIES = 20
 CURVE = ec.SECP256R1()
+INSISTS = 1  # that a client sends its updates under masks alone
 
 # Two sums. On the long list each client deals shares to the k behind it, in a circle.
 CASES = {
@@ -58,7 +59,7 @@ def enc(*values):
 
 def transcript(name, *values):
     """Return what is hashed or signed."""
-    return b"\x00fedclade/secagg/9/" + name.encode() + b"\x00" + enc(*values)
+    return b"\x00fedclade/secagg/10/" + name.encode() + b"\x00" + enc(*values)
 
 
 def hashed(name, *values):
@@ -174,12 +175,12 @@ def compute(case):
     question, training = hashed("question", "{}").hex(), hashed("training", "{}").hex()
     model = sha256(b"model").hexdigest()
     terms = ["instance", len(members) + 1, case["colluders"], k, 8.0, 2.0, 10, training, question, model, ""]
-    ctx = hashed("terms", 9, *terms)
+    ctx = hashed("terms", 10, *terms)
     keys = {i: (public(masking[i]), public(sealing[i])) for i in members}
-    sigma0 = {i: sign[i].sign(transcript("advert", ctx, i, *keys[i])) for i in members}
+    sigma0 = {i: sign[i].sign(transcript("advert", ctx, i, *keys[i], INSISTS)) for i in members}
     fields = []
     for i in members:
-        fields += [i, sign[i].public_key().public_bytes_raw(), *keys[i], sigma0[i]]
+        fields += [i, sign[i].public_key().public_bytes_raw(), *keys[i], INSISTS, sigma0[i]]
     lam = hashed("list", ctx, len(members), *fields)
     holders = {}
     for place, i in enumerate(members):
@@ -291,15 +292,7 @@ def encode(case):
         shares.append(round(min(1.0, norm / most) ** 2 * q))
         is_clipped |= norm > most
     loss = w * case["loss"]
-    numbers += [1] * 8 + [
-        weight,
-        math.floor(loss),
-        round((loss - math.floor(loss)) * q),
-        0,
-        int(is_clipped),
-        *shares,
-        0,
-    ]
+    numbers += [1] * 8 + [weight, math.floor(loss), round((loss - math.floor(loss)) * q), int(is_clipped), *shares]
     return [each % 2**24 for each in numbers]
 
 

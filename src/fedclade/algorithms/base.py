@@ -45,9 +45,6 @@ class Algorithm(ABC, Generic[S]):
     asks_for
         What else of their data clients must report besides updates and scores, in words; differential privacy does not
         cover it.
-    discloses
-        What of each client's data the server must see besides updates and scores, as clients' policies name it, such as
-        ``subspaces``. Secure aggregation refuses a method that asks for something without a name.
     personal
         Which part of a model stays with each client where a run does not say: ``head``, ``body`` or ``norm``, see
         :class:`~fedclade.models.Parts`.
@@ -73,7 +70,6 @@ class Algorithm(ABC, Generic[S]):
 
     state_type: ClassVar[type[State]] = State
     asks_for: ClassVar[str] = ""
-    discloses: ClassVar[tuple[str, ...]] = ()
     personal: ClassVar[Literal["", "head", "body", "norm"]] = ""
     clusters_from: ClassVar[str] = ""
     simulated: ClassVar[str] = ""
@@ -104,6 +100,14 @@ class Algorithm(ABC, Generic[S]):
     def compares_lengths(self) -> bool:
         """Whether the lengths of updates matter where they are compared, and not their directions alone."""
         return False
+
+    @property
+    def discloses(self) -> tuple[str, ...]:
+        """What of each client's data the server must see besides updates and scores, as clients' policies name it.
+
+        Such as ``subspaces``. Secure aggregation refuses a method that :attr:`asks_for` something without a name.
+        """
+        return ()
 
     @property
     def initial_models(self) -> int:

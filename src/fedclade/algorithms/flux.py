@@ -140,6 +140,20 @@ class FLUX(Algorithm[FLUXState]):
         """Whether a step looks at signatures of updates."""
         return False
 
+    @property
+    def has_fixed_round(self) -> bool:
+        """Whether clients are clustered in a round that is fixed, so that no training accuracy decides about it."""
+        return self.earliest == self.latest
+
+    @property
+    def discloses(self) -> tuple[str, ...]:
+        """What of each client's data the server must see; training accuracies have no name."""
+        return ("descriptors",) if self.has_fixed_round else ()
+
+    def asks(self, clients: int, fraction: float) -> str:
+        """Return :attr:`asks_for`, without training accuracies where the round of clustering is fixed."""
+        return "descriptors of their data" if self.has_fixed_round else self.asks_for
+
     def too_short(self, rounds: int) -> str:
         """Return what a run of so few rounds may miss: the clusters."""
         return never_clusters(self, self.earliest + 1, rounds, "earliest")
@@ -168,7 +182,9 @@ class FLUX(Algorithm[FLUXState]):
         cohort = [client for client in cohort if tree.leaf_of[client] or not clustered]
         parts = train_clusters(State(tree), cohort, clients, this_round) if cohort else []
         tree = move_clusters(tree, parts)
-        accuracies = () if clustered else (*state.accuracies, *self._accuracy(tree, cohort, clients))
+        accuracies: tuple[float, ...] = ()
+        if not clustered and not self.has_fixed_round:
+            accuracies = (*state.accuracies, *self._accuracy(tree, cohort, clients))
         return FLUXState(tree, accuracies), log_of(parts, events)
 
     def join(

@@ -55,6 +55,10 @@ class IFCA(OneCohort[IFCAState]):
         How many sets of k initial models are tried.
     restart_rounds
         For how many rounds, before the best set is chosen.
+    reports
+        What clients report of the models: their ``losses``, or the ``choice`` of the one with the lowest loss alone.
+        Both make the same clusters, but the best of several sets is known by losses only. Secure aggregation needs the
+        choice.
     """
 
     state_type = IFCAState
@@ -66,6 +70,7 @@ class IFCA(OneCohort[IFCAState]):
     average: Literal["models", "gradients"] = "models"
     restarts: int = 1
     restart_rounds: int = 2
+    reports: Literal["losses", "choice"] = "losses"
 
     def __post_init__(self) -> None:
         require(
@@ -73,6 +78,13 @@ class IFCA(OneCohort[IFCAState]):
             ("algorithm.average", self.average, self.average in ("models", "gradients"), "'models' or 'gradients'"),
             ("algorithm.restarts", self.restarts, self.restarts >= 1, "at least 1"),
             ("algorithm.restart_rounds", self.restart_rounds, self.restart_rounds >= 1, "at least 1"),
+            ("algorithm.reports", self.reports, self.reports in ("losses", "choice"), "'losses' or 'choice'"),
+            (
+                "algorithm.restarts",
+                self.restarts,
+                self.restarts == 1 or self.reports != "choice",
+                "1 with algorithm.reports = 'choice', since the best of several sets is known by losses only",
+            ),
         )
 
     @property
@@ -91,6 +103,17 @@ class IFCA(OneCohort[IFCAState]):
         return False
 
     @property
+    def discloses(self) -> tuple[str, ...]:
+        """What of each client's data the server must see; losses have no name."""
+        return ("choice",) if self.reports == "choice" else ()
+
+    def asks(self, clients: int, fraction: float) -> str:
+        """Return what clients report besides updates and scores."""
+        if self.reports == "choice":
+            return "the choice of the model with the lowest loss on their training data"
+        return self.asks_for
+
+    @property
     def initial_models(self) -> int:
         """How many initial models, each drawn by itself, ``init`` starts from."""
         return self.clusters * self.restarts
@@ -107,7 +130,7 @@ class IFCA(OneCohort[IFCAState]):
         self, state: IFCAState, cohort: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[IFCAState, RoundLog]:
         """Run one round of Algorithm 1 for every set of models that is still in the running."""
-        estimates = [to_lowest_loss(tree, cohort, clients) for tree in _unpacked(state, clients.ids)]
+        estimates = [self._estimated(tree, cohort, clients) for tree in _unpacked(state, clients.ids)]
         sets, losses = [tree for tree, _ in estimates], [loss for _, loss in estimates]
         best = losses.index(min(losses))
         events = membership_events(state.tree, sets[best])
@@ -124,7 +147,11 @@ class IFCA(OneCohort[IFCAState]):
     def serve(self, state: IFCAState, clients: Clients) -> Mapping[int, int]:
         """Return the node that each client is served with: the one it took, or would take now."""
         unseen = [client for client, node in state.tree.leaf_of.items() if node == 0]
-        return to_lowest_loss(state.tree, unseen, clients)[0].leaf_of if unseen else state.tree.leaf_of
+        return self._estimated(state.tree, unseen, clients)[0].leaf_of if unseen else state.tree.leaf_of
+
+    def _estimated(self, tree: ParameterTree, ids: Sequence[int], clients: Clients) -> tuple[ParameterTree, float]:
+        """Estimate the cluster identities of some clients (Algorithm 1, line 7); return their mean loss as well."""
+        return to_lowest_loss(tree, ids, clients, by_choice=self.reports == "choice")
 
     def _moved(
         self, tree: ParameterTree, cohort: Sequence[int], clients: Clients, this_round: Round

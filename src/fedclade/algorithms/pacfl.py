@@ -97,7 +97,6 @@ class PACFL(Algorithm[State]):
     """
 
     asks_for = "subspaces of their data"
-    discloses = ("subspaces",)
     clusters_from = "n_clusters"
 
     vectors: int = 3
@@ -139,6 +138,11 @@ class PACFL(Algorithm[State]):
     def compares(self) -> bool:
         """Whether a step looks at signatures of updates."""
         return False
+
+    @property
+    def discloses(self) -> tuple[str, ...]:
+        """What of each client's data the server must see."""
+        return ("subspaces",)
 
     def check_data(self, spec: DataSpec) -> None:
         """Check that examples have labels, if the inputs of each label are decomposed by themselves."""

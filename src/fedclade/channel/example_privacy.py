@@ -129,6 +129,8 @@ def noisy_steps(this_round: Round, examples: int) -> Counter[float]:
     """
     count = this_round.replicates if this_round.part is None else this_round.part[1]
     parted = this_round.part is not None or count > 1
+    if parted and this_round.drawn_from is not None:
+        examples = min(examples, this_round.drawn_from)
     smallest, largest = (this_round.part_size or max(1, n) for n in (examples // count, -(-examples // count)))
     smallest, largest = (smallest, largest) if parted else (examples, examples)
     spec = this_round.of_part(0).spec if this_round.replicates > 1 else this_round.spec

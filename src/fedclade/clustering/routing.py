@@ -19,6 +19,7 @@ MNIST with four label swaps, 20 members with 300 images each, and 20 newcomers f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -28,7 +29,7 @@ import torch
 from torch import Tensor
 
 from fedclade.clustering.similarity import Similarity, cosine_similarity, cosines
-from fedclade.core import DROPPED_OUT, Clients, Node, ParameterTree, Round, UpdateError, Updates
+from fedclade.core import DROPPED_OUT, ChoiceQuery, Clients, Node, ParameterTree, Round, UpdateError, Updates
 
 MIDWAY = 0.5
 """How far down, from a member's similarity to a stranger's, which is 0, a newcomer still fits."""
@@ -244,17 +245,37 @@ def fits_by_loss(
     return {client: fits(client) for client in losses}
 
 
-def to_lowest_loss(tree: ParameterTree, ids: Sequence[int], clients: Clients) -> tuple[ParameterTree, float]:
+def to_lowest_loss(
+    tree: ParameterTree, ids: Sequence[int], clients: Clients, *, by_choice: bool = False
+) -> tuple[ParameterTree, float]:
     """Put each client in the leaf whose model has the lowest loss on its training data; return their mean as well.
 
-    Who does not answer stays where it is; if nobody does, the mean is infinite.
+    Who does not answer stays where it is; if nobody does, the mean is infinite. With ``by_choice`` clients report which
+    model that is, and no loss, so the mean is NaN.
     """
     models, rows = tree.models(leaves := [leaf.id for leaf in tree.leaves])
+    if by_choice:
+        chosen = chosen_models(models, rows, ids, clients)
+        return tree.reassigned({client: leaves[place] for client, place in chosen.items()}), math.nan
     losses = training_losses(models, rows, ids, clients)
     if not losses:
         return tree, float("inf")
     lowest, taken = torch.stack(list(losses.values())).min(dim=1)
     return tree.reassigned({c: leaves[i] for c, i in zip(losses, taken.tolist(), strict=True)}), float(lowest.mean())
+
+
+def chosen_models(models: Tensor, rows: Sequence[int], ids: Sequence[int], clients: Clients) -> dict[int, int]:
+    """Return which of k models, rows of ``[K, S]``, has the lowest loss on the training data of each client.
+
+    Clients that do not reply are left out.
+    """
+    each = [client for client in ids for _ in rows]
+    found = clients.ask(ChoiceQuery(each, models, [*rows] * len(ids), "train"))
+    if found.wins is None:
+        places = found.losses.view(-1, len(rows)).nan_to_num(torch.inf).argmin(dim=1)
+    else:
+        places = found.wins.view(-1, len(rows)).argmax(dim=1)
+    return dict(zip(found.ids[:: len(rows)], places.tolist(), strict=True))
 
 
 def training_losses(models: Tensor, rows: Sequence[int], ids: Sequence[int], clients: Clients) -> dict[int, Tensor]:

@@ -31,7 +31,7 @@ class Evaluation:
         The direction of the score that counts.
     wins
         Where each client compares its models: of how many of its examples each has the least loss, of equals the first
-        that it was asked about; int64 ``[n]``.
+        that it was asked about; int64 ``[n]``. Where each client chooses one of its models: 1 for that, 0 for others.
     without_loss
         The clients that tell a score alone: their loss is NaN, and they count as one example each.
     """

@@ -77,6 +77,10 @@ class Round:
     parts_from
         Seed and round number by which data is split into parts; None: the round's own. A client of a network sets them
         where it uses parts again.
+    drawn_from
+        Number of its training examples from which a client draws parts: the same examples in all rounds. None: all. A
+        client of a network that reports only a size class draws them from that number, so that what it refuses to do
+        with parts, and what their updates are, does not reveal more of its size.
     longest
         How many times its update a client sends, if that lowers the loss of what it trained on; 1: it sends the update.
     personal_epochs
@@ -104,6 +108,7 @@ class Round:
     part: tuple[int, int] | None = None
     part_size: int = 0
     parts_from: tuple[int, int] | None = None
+    drawn_from: int | None = None
     longest: float = 1.0
     personal_epochs: int = 0
     rule: LocalRule | None = None
@@ -145,6 +150,8 @@ class Round:
         """
         if self.part is None:
             return np.arange(count)
+        if self.drawn_from is not None and self.drawn_from < count:
+            return self._examples_of_some(self.drawn_from, count, key, copies)
         place, parts = self.part
         seed, number = self.parts_from or (self.seed, self.number)
         if size := self.part_size:
@@ -156,6 +163,14 @@ class Round:
             return np.sort(order[place * size : (place + 1) * size])
         order = rng.generator(seed, "parts", number, key).permutation(count)
         return np.sort(order[place::parts])
+
+    def _examples_of_some(self, some: int, count: int, key: int, copies: Indices | None) -> Indices:
+        """Return the examples of a part that is drawn from ``some`` of ``count`` examples, ascending."""
+        # The run's seed has no influence: a server that changes it must not get parts of all examples.
+        order = rng.generator(0, "examples for parts", key).permutation(count)
+        chosen = np.sort(order[:some])
+        copies = None if copies is None else copies[chosen]
+        return chosen[replace(self, drawn_from=None).examples(some, key, copies)]
 
     def generator(self, purpose: str) -> np.random.Generator:
         """Return the generator of what the server draws in this round."""
@@ -274,6 +289,18 @@ class EvaluationQuery(Query[Evaluation]):
     def handled(self, handlers: Handlers) -> Evaluation:
         """Return the scores."""
         return handlers.evaluation(self)
+
+
+@dataclass(frozen=True, eq=False)
+class ChoiceQuery(EvaluationQuery):
+    """Let each client choose the model with the lowest loss on its training data.
+
+    Over a network a client replies with the number of that model and nothing else: in :attr:`Evaluation.wins` it has 1,
+    and the client's other models 0. Simulated clients reply as to any evaluation, and losses tell which is lowest.
+    """
+
+    mechanism = "none"
+    discloses = "choice"
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,6 +31,7 @@ from fedclade.channel import (
 from fedclade.core import (
     FORBIDS,
     OWN,
+    ChoiceQuery,
     ConfigError,
     DataError,
     EvaluationQuery,
@@ -207,6 +208,7 @@ class ClientHandler:
             "train": lambda content: self._train(content, state),
             "gradients": lambda content: self._train(content, state),
             "evaluate": self._evaluate,
+            "choose": self._choose,
             "subspaces": self._subspaces,
             "statistics": self._statistics,
             "shifts": self._shifts,
@@ -257,8 +259,13 @@ class ClientHandler:
             self._kept.close(state)
         return answer
 
+    @property
+    def _reported_examples(self) -> int:
+        """Number of training examples that the client reports, by which it refuses queries, too."""
+        return self._reported_size(len(self._data.train))
+
     def _check_usage(self, usage: Usage) -> None:
-        self._policy.check_usage(usage, len(self._data.train), private=self._is_private)
+        self._policy.check_usage(usage, self._reported_examples, private=self._is_private)
 
     def _check_disclosed(self, kind: str, content: Content) -> None:
         """Check that what an answer discloses may leave the client in clear."""
@@ -305,6 +312,7 @@ class ClientHandler:
                 "encoding": self._encoding,
                 "true_cluster": -1 if truth is None else truth[self._data.id],
                 "secret": "" if self._secret is None else secret_digest(self._secret),
+                "scores": self._policy.discloses_scores(private=self._is_private),
             }
         )
 
@@ -327,7 +335,7 @@ class ClientHandler:
         """Tell what its own examples come to, where it needs to know the same of all."""
         if self._sums is None:
             raise UpdateError("asked for sums of its examples, and neither its inputs nor its task need those of all")
-        self._policy.check_sum(len(self._data.train))
+        self._policy.check_sum(self._reported_examples)
         return wire.record(as_values(self._sums))
 
     def _trained(self, content: Content, state: RecordDict | None, sketch: Sketch | None = None) -> Updates:
@@ -335,11 +343,14 @@ class ClientHandler:
 
         Parts are compared by a ``sketch``, and by all their numbers without one.
         """
-        examples = len(self._data.train)
+        examples = self._reported_examples
         labels = self._federation.pool.schema.labels
         try:
             asked = TrainingAsked.read(content, self._policy, examples, labels, is_closed=self._is_closed)
-            asked = replace(asked, round=self._splits.admit(asked.round, examples, state))
+            this_round = self._splits.admit(asked.round, examples, state)
+            if self._is_closed and this_round.replicates > 1:
+                this_round = replace(this_round, drawn_from=examples)
+            asked = replace(asked, round=this_round)
         except FedcladeError as error:
             if not self._is_closed:
                 raise
@@ -396,7 +407,7 @@ class ClientHandler:
         updates = self._trained(content, state, sketch)
         if self._is_private and not content.get("part_size", int):
             # Noise covers the update and not the weight, which is what the client registered with.
-            updates = replace(updates, sizes=torch.tensor([self._reported_size(len(self._data.train))]).double())
+            updates = replace(updates, sizes=torch.tensor([self._reported_examples]).double())
         if not signs or sketch is None:
             return updates
         update = updates.required_deltas[:, : updates.n_parameters]
@@ -439,6 +450,17 @@ class ClientHandler:
         lists |= {} if scores.wins is None else {"wins": scores.wins}
         return wire.record({name: values.tolist() for name, values in lists.items()})
 
+    def _choose(self, content: Content) -> RecordDict:
+        """Choose the model with the lowest loss on the training data; of a model that diverged it is infinite."""
+        count = len(content.vectors)
+        if not count:
+            raise UpdateError("asked to choose from no model")
+        self._policy.check_models(count)
+        models = self._models(content, [str(row) for row in range(count)])
+        query = ChoiceQuery([self._data.id] * count, models, range(count), "train")
+        losses = self._clients().ask(query).losses.nan_to_num(math.inf)
+        return wire.record({"choice": int(losses.argmin())})
+
     def _subspaces(self, content: Content) -> RecordDict:
         vectors, per_label = content.get("vectors", int), content.get("per_label", bool)
         self._policy.check_vectors(vectors)
@@ -451,7 +473,7 @@ class ClientHandler:
 
     def _descriptors(self, content: Content) -> RecordDict:
         query = descriptors.read_query(self._data.id, self._models(content, ["model"])[0], content)
-        self._policy.check_descriptor(len(self._data.train), query.shape(self._federation.pool.schema)[1])
+        self._policy.check_descriptor(self._reported_examples, query.shape(self._federation.pool.schema)[1])
         return wire.record({}, {"descriptor": wire.raw_vector(self._clients().ask(query).flatten())})
 
     def _clients(self, sketch: Sketch | None = None) -> Channel:

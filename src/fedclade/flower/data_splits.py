@@ -21,16 +21,16 @@ import hashlib
 import json
 import logging
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import RecordDict
 from numpy.typing import NDArray
 
-from fedclade.core import LocalTraining, PolicyError, Round, alone, appear
+from fedclade.core import LocalTraining, PolicyError, Round
+from fedclade.flower.lasting_record import LastingRecord, RecordKind
 from fedclade.flower.policy import Policy
 from fedclade.flower.usage import Usage, UsageLog
 from fedclade.flower.wire import Content
@@ -39,9 +39,6 @@ FILE = "splits.json"  # in the client's folder
 
 MOST_REPEATS = 256
 """Digests of queries that are stored: those of the latest queries."""
-
-_STATE = "fedclade.splits"
-_FORMAT = 1
 
 _log = logging.getLogger(__name__)
 
@@ -125,16 +122,11 @@ class _Record:
 
 
 class SplitLog:
-    """A client's splits: in a file in its folder, for its life, or else in memory, for that of its SuperNode.
-
-    ``state`` is what Flower stores of a client between two messages, where it has no folder. ``key`` is the client's
-    key, by which its parts are drawn.
-    """
+    """A client's splits, over all its runs. ``key`` is the client's key, by which its parts are drawn."""
 
     def __init__(self, folder: Path | None, key: int, policy: Policy, usage: UsageLog) -> None:
-        self._path = None if folder is None else folder / FILE
         self._key, self._policy, self._usage = key, policy, usage
-        self._record = _Record()
+        self._stored = LastingRecord(folder, _KIND)
 
     def admit(self, this_round: Round, examples: int, state: RecordDict | None = None) -> Round:
         """Record the split of a round, and return the round as it is to be trained.
@@ -149,8 +141,8 @@ class SplitLog:
         if this_round.replicates == 1:
             return this_round
         wanted = DataSplit.of(this_round, examples)
-        with self._alone():
-            record = self._read(state)
+        with self._stored.alone():
+            record = self._stored.read(state)
             if wanted in record.splits:
                 return this_round
             try:
@@ -166,7 +158,7 @@ class SplitLog:
                 _log.info("the parts of round %d are those of an earlier split: %s", this_round.number, used)
                 return replace(this_round, parts_from=(used.seed, used.number))
             record.splits.append(wanted)
-            self._write(record, state)
+            self._stored.write(record, state)
         return this_round
 
     def is_repeated(self, content: Content, state: RecordDict | None = None) -> bool:
@@ -176,17 +168,17 @@ class SplitLog:
         """
         if not _is_in_parts(content):
             return False
-        with self._alone():
-            return digest_of_query(content) in self._read(state).answered
+        with self._stored.alone():
+            return digest_of_query(content) in self._stored.read(state).answered
 
     def remember(self, content: Content, state: RecordDict | None = None) -> None:
         """Remember a query for replicates, once it is counted."""
         if not _is_in_parts(content):
             return
-        with self._alone():
-            record = self._read(state)
+        with self._stored.alone():
+            record = self._stored.read(state)
             record.answered = [*record.answered, digest_of_query(content)][-MOST_REPEATS:]
-            self._write(record, state)
+            self._stored.write(record, state)
 
     def _check(self, record: _Record, wanted: DataSplit) -> None:
         """Check that no combination of sums would be mostly of one example.
@@ -206,32 +198,6 @@ class SplitLog:
         worst = int((shares - besides).argmax())
         self._policy.check_share(float(shares[worst]), float(besides[worst]))
 
-    def _alone(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._path is None else alone(self._path)
-
-    def _read(self, state: RecordDict | None) -> _Record:
-        if self._path is not None:
-            try:
-                return _decoded(self._path.read_bytes(), str(self._path))
-            except FileNotFoundError:
-                return _Record()
-        stored = (state or {}).get(_STATE)
-        if not isinstance(stored, ConfigRecord):
-            return self._record
-        record = _decoded(str(stored.get("record")), "Flower's state of this client")
-        # A state is of one run; this process may have answered another run's queries as well.
-        record.splits += [split for split in self._record.splits if split not in record.splits]
-        return record
-
-    def _write(self, record: _Record, state: RecordDict | None) -> None:
-        splits = [asdict(split) for split in record.splits]
-        text = json.dumps({"format": _FORMAT, "splits": splits, "answered": record.answered})
-        self._record = record
-        if self._path is not None:
-            appear(self._path, lambda beside: beside.write_text(text), private=True)
-        elif state is not None:
-            state[_STATE] = ConfigRecord({"record": text})
-
 
 def _is_in_parts(content: Content) -> bool:
     replicates = content.values.get("replicates")
@@ -250,18 +216,19 @@ def digest_of_query(content: Content) -> str:
     return found.hexdigest()
 
 
-def _decoded(text: bytes | str, where: str) -> _Record:
-    try:
-        stored = json.loads(text)
-        if stored["format"] != _FORMAT:
-            raise ValueError("another format")
-        splits = [_checked(split) for split in stored["splits"]]
-        return _Record(splits, [str(digest) for digest in stored["answered"]])
-    except (ValueError, TypeError, KeyError) as error:
-        raise PolicyError(
-            f"{where}, the record of how this client has split its examples, is damaged, so no update of a part "
-            f"leaves it; restore it from a backup ({type(error).__name__}: {error})"
-        ) from error
+def _encoded(record: _Record) -> dict[str, Any]:
+    return {"splits": [asdict(split) for split in record.splits], "answered": record.answered}
+
+
+def _decoded(stored: dict[str, Any]) -> _Record:
+    splits = [_checked(split) for split in stored["splits"]]
+    return _Record(splits, [str(digest) for digest in stored["answered"]])
+
+
+def _combined(one: _Record, other: _Record) -> _Record:
+    """Return the splits of both: this process may have answered another run's queries as well."""
+    more = [split for split in other.splits if split not in one.splits]
+    return _Record([*one.splits, *more], one.answered)
 
 
 def _checked(stored: dict[str, Any]) -> DataSplit:
@@ -270,3 +237,14 @@ def _checked(stored: dict[str, Any]) -> DataSplit:
     if any(type(value) is not int or value < 0 for value in stored.values()):
         raise ValueError(f"{stored} is no split")
     return DataSplit(**stored)
+
+
+_KIND = RecordKind(
+    file=FILE,
+    what="the record of how this client has split its examples",
+    consequence="no update of a part leaves it",
+    empty=_Record,
+    encoded=_encoded,
+    decoded=_decoded,
+    combined=_combined,
+)

@@ -14,8 +14,10 @@ from torch import Tensor
 from fedclade.channel import ENCODINGS, Sketch, encoded_bytes
 from fedclade.core import (
     DROPPED_OUT,
+    FORBIDS,
     OWN,
     TOO_LATE,
+    ChoiceQuery,
     DescriptorQuery,
     Evaluation,
     EvaluationQuery,
@@ -43,6 +45,7 @@ from fedclade.flower.replies import (
     evaluation_of,
     examples_trained_on,
     largest_of_class,
+    read_choice,
     read_scores,
     read_update,
     read_wins,
@@ -55,6 +58,11 @@ from fedclade.flower.wire import Content
 from fedclade.tasks import FittedTask
 
 T = TypeVar("T")
+
+DISCLOSES_NO_SCORES = (
+    f'{FORBIDS} scores, as the client reported when it joined; to allow them, set disclose="scores", and name evaluate '
+    "in allow, in its node config"
+)
 
 
 class GridClients(Workers):
@@ -148,6 +156,8 @@ class GridClients(Workers):
 
     def handle_evaluation(self, query: EvaluationQuery) -> Evaluation:
         """Let each client evaluate its models on a split of its own data, all of them in one message."""
+        if isinstance(query, ChoiceQuery):
+            return self._choices(query)
         ids, split = query.ids, query.split
         rows: dict[int, list[int]] = {}
         for client, row in zip(ids, query.assignment, strict=True):
@@ -161,6 +171,10 @@ class GridClients(Workers):
             contents[client] = self.content("evaluate", said, sent)
         scores, wins = dict[int, list[Scores]](), dict[int, list[int]]()
         left_out: dict[int, str] = {}
+        if split != "train":  # a refusal to train on is for its run to report
+            for client in [client for client in contents if not self._registry.discloses_scores(client)]:
+                del contents[client]  # models are large, and it would refuse them
+                left_out[client] = DISCLOSES_NO_SCORES
 
         def read(client: int, content: Content) -> list[Scores]:
             found = read_scores(content, len(rows[client]), self._task.metrics, self._examples(client, split))
@@ -174,6 +188,36 @@ class GridClients(Workers):
         if split == "train":  # what a round is made of; scores only describe it
             check_allowed("evaluate", [*rows], left_out, len(self._registry.connected))
         return evaluation_of(ids, scores, wins, self._task.metrics, left_out)
+
+    def _choices(self, query: ChoiceQuery) -> Evaluation:
+        """Let each client choose the best of its models, all of them in one message."""
+        rows: dict[int, list[int]] = {}
+        for client, row in zip(query.ids, query.assignment, strict=True):
+            rows.setdefault(client, []).append(row)
+        arrays = wire.raw_vectors(query.models, query.assignment)
+        contents: dict[int, RecordDict] = {}
+        for client, client_rows in rows.items():
+            contents[client] = self.content("choose", {}, {str(k): arrays[row] for k, row in enumerate(client_rows)})
+        left_out: dict[int, str] = {}
+
+        def read(client: int, content: Content) -> int:
+            return read_choice(content, len(rows[client]))
+
+        chosen = dict(self.request(contents, MessageType.QUERY, "choose", read, left_out))
+        check_allowed("choose", [*rows], left_out, len(self._registry.connected))
+        replied = [client for client in rows if client in chosen]
+        ids = [client for client in replied for _ in rows[client]]
+        wins = [int(k == chosen[client]) for client in replied for k in range(len(rows[client]))]
+        return Evaluation(
+            ids=tuple(ids),
+            scores=torch.full((len(ids), len(self._task.metrics)), math.nan, dtype=torch.float64),
+            losses=torch.full((len(ids),), math.nan, dtype=torch.float64),
+            examples=torch.ones(len(ids), dtype=torch.int64),
+            left_out=left_out,
+            higher_is_better=self._task.metrics[0].higher_is_better,
+            wins=torch.tensor(wins, dtype=torch.int64),
+            without_loss=frozenset(ids),
+        )
 
     def handle_subspaces(self, query: SubspaceQuery) -> Tensor:
         """Let each client decompose its training inputs; those of a client that does not answer are all zeros."""

@@ -15,6 +15,7 @@ from flwr.app import RecordDict
 
 from fedclade.channel import Channel
 from fedclade.core import (
+    ChoiceQuery,
     DescriptorQuery,
     EvaluationQuery,
     Query,
@@ -58,6 +59,7 @@ KINDS: dict[str, Kind] = {
     "train": Kind(query=UpdateQuery, allowed_as="train", takes_sums=True),
     "gradients": Kind(query=UpdateQuery, allowed_as="gradients", takes_sums=True),
     "evaluate": Kind(query=EvaluationQuery, allowed_as="evaluate", takes_sums=True),
+    "choose": Kind(query=ChoiceQuery, allowed_as="evaluate", takes_sums=True),
     "subspaces": Kind(query=SubspaceQuery, allowed_as="subspaces", takes_sums=True),
     "statistics": Kind(query=StatisticsQuery, allowed_as="statistics"),
     "shifts": Kind(query=ShiftQuery, allowed_as="shifts"),

@@ -175,6 +175,10 @@ class NodeRegistry:
         """Each client's public key, in hexadecimal."""
         return {client: one.key for client, one in self._registered.items()}
 
+    def discloses_scores(self, client: int) -> bool:
+        """Whether a client has registered as one that answers with scores on held-out data."""
+        return self._registered[client].scores
+
     def check_layout(self, layout: str) -> None:
         """Check that the server's model is built like the clients'; a ModelError if it is not."""
         if self._common is not None and layout != self._common.layout:

@@ -46,6 +46,12 @@ _LOWEST = {"max_clear": 0, "max_colluders": 0, "max_sketches": 0, "min_honest": 
 
 _NUMBERS = ("scores-epsilon",)
 
+MOST_STEPS_WEIGHED = 1_000
+LARGEST_WEIGHT = 1e100  # of a step relative to that of the last one
+
+_FADING = {"sgd": ("dampening",), "adagrad": ("lr_decay",), "asgd": ("lambd", "alpha")}
+"""Options of optimizers by which some steps of a round weigh much more than others."""
+
 _IN_ALL = {
     "max_releases": "updates in all",
     "max_partings": "equations from sums over parts of its examples in all",
@@ -163,6 +169,10 @@ class Policy:
             return self.max_evaluations
         return MOST_CLOSED_SCORES if self.is_closed(private=private) else MOST_SCORES
 
+    def discloses_scores(self, *, private: bool) -> bool:
+        """Whether the client answers with scores on held-out data."""
+        return "evaluate" in self.allow and (not self.is_closed(private=private) or "scores" in self.disclose)
+
     def check_kind(self, kind: str) -> None:
         """Check that a kind of query is answered; a PolicyError, as of all these checks, says how to allow it."""
         name = KINDS[kind].allowed_as
@@ -233,6 +243,20 @@ class Policy:
                 f"{colluders} that may collude), and is asked for one of {clients}"
             )
 
+    def check_insisting(self, clients: int, colluders: int) -> None:
+        """Check how many clients of a sum insist on sums, if this one does.
+
+        A client that does not answers the same training without masks, if it is asked to, and the server then takes
+        its update off the sum.
+        """
+        least = colluders + self.min_honest
+        if self.secure_aggregation and clients < least:
+            raise PolicyError(
+                f"this client takes part in sums of at least {least} clients with secure-aggregation=true in their "
+                f"node config (min-honest in its own, and {colluders} that may collude), and is asked for one with "
+                f"{clients}"
+            )
+
     def check_clear(self, count: int, n_parameters: int) -> None:
         """Check how many signs leave unmasked beside an update of D = ``n_parameters``: what is compared."""
         if count:
@@ -293,6 +317,29 @@ class Policy:
         self._check("epochs", max(map(spec.epochs_with, parts)) + personal_epochs, "max_epochs")
         self._check("steps", times * (sum(map(spec.steps_with, parts)) + before), "max_steps")
 
+    def check_retention(self, spec: LocalTraining, round_number: int, examples: int, last_batch: int) -> None:
+        """Check that late steps leave enough of earlier ones in an update that is made from some examples.
+
+        A step of size η adds the gradient of its batch to a model of which weight decay and the proximal term keep a
+        share of 1 − η(weight_decay + μ). With a share of 0 an update is the gradient of the last batch, however many
+        examples have passed before. So the examples of each batch count by the squared weight of its step in the
+        update, relative to the largest; the last batch may be smaller than others.
+        """
+        steps = spec.steps_with(examples)
+        fades = any(spec.options.get(name) for name in _FADING.get(str(spec.optimizer), ()))
+        decay = spec.lr_at(round_number) * ((spec.weight_decay or 0.0) + spec.mu)
+        if steps == 1 or (decay == 0 and not fades):
+            return
+        squares = [1.0] if fades else _squared_weights(decay, spec.momentum or 0.0, steps)
+        counted = (squares[0] * last_batch + sum(squares[1:]) * min(spec.batch_size, examples)) / max(squares)
+        least = min(self.min_part, examples)
+        if counted < least:
+            raise PolicyError(
+                f"{FORBIDS} steps that undo those before them, since an update would be made from about {counted:.2g} "
+                f"training examples, and must be from at least {least} (min-part in its node config); lower "
+                "local.weight_decay, local.mu or the optimizer's own decay in local.options, or raise local.batch_size"
+            )
+
     def check_share(self, share: float, besides: float = 0.0) -> None:
         """Check the largest share of one example in a combination of the sums over parts, in squared weights.
 
@@ -350,6 +397,22 @@ def check_allowed(kind: str, ids: Sequence[int], left_out: Mapping[int, str], co
         raise UpdateError(
             f"none of {len(ids)} clients answers the question {kind!r}; client {ids[0]} says: {left_out[ids[0]]}"
         )
+
+
+def _squared_weights(decay: float, momentum: float, steps: int) -> list[float]:
+    """Return the squared weights of the gradients of some steps of SGD in the final model, the last step's first.
+
+    ``decay`` is η(weight_decay + μ). Steps that are long past, or outweigh others by far, change nothing.
+    """
+    weight, velocity = 1.0, 1.0
+    squares: list[float] = []
+    for _ in range(min(steps, MOST_STEPS_WEIGHED)):
+        squares.append(weight**2)
+        velocity = momentum * velocity - decay * weight
+        weight += velocity
+        if abs(weight) > LARGEST_WEIGHT:
+            break
+    return squares
 
 
 def _key(name: str) -> str:

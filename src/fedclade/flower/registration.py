@@ -29,6 +29,7 @@ class RegisteredClient:
     true_cluster: int | None = None  # for scoring only; only experiments report it
     key: str = ""  # the public key that its answers are signed by, in hexadecimal
     lasts: bool = False  # whether it keeps that key in its folder: then it is only ever recognised by it
+    scores: bool = True  # whether it answers with scores of models on held-out data
     since: int = 0  # the round that it joined in; 0 if it was there when the first round began
 
 
@@ -64,6 +65,7 @@ class Registration:
             true_cluster=_number(content, "true_cluster"),
             key=signer.key,
             lasts=signer.lasts,
+            scores=content.get("scores", bool),
         )
         return cls(
             number=_number(content, "number"),
@@ -96,7 +98,7 @@ def read_client(kept: Mapping[str, Any]) -> RegisteredClient:
     cluster = 0 if client.true_cluster is None else client.true_cluster
     numbers = (client.node, client.size, cluster, client.since)
     typed = all(type(number) is int for number in numbers) and all(type(s) is str for s in (client.name, client.key))
-    if not typed or type(client.lasts) is not bool:
+    if not typed or not all(type(flag) is bool for flag in (client.lasts, client.scores)):
         raise TypeError(f"{shown(kept)} is no client")
     return client
 

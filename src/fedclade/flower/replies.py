@@ -121,6 +121,15 @@ def read_update(
     return UpdateReply(size, loss, decode(data, length, encoding, n_parameters).to(dtype), component)
 
 
+def read_choice(content: Content, models: int) -> int:
+    """Check and read which of some models a client has chosen; anything else is an UpdateError."""
+    choice = content.get("choice", int)
+    if not 0 <= choice < models:
+        raise UpdateError(f"choice of model {shown(choice)}, expected one of {models}, from 0")
+    content.has_only(())
+    return choice
+
+
 def read_wins(content: Content, models: int, examples: int) -> list[int]:
     """Check and read of how many of its examples each model is best; anything else is an UpdateError."""
     wins = content.values.get("wins")

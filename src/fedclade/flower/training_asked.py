@@ -9,6 +9,7 @@ from fedclade.core import Mixture, Round, UpdateError
 from fedclade.flower.local_training import read_rule, read_spec
 from fedclade.flower.models_sent import read_mixture
 from fedclade.flower.policy import Policy
+from fedclade.flower.replies import largest_of_class
 from fedclade.flower.wire import Content
 
 LARGEST_SKETCH = 2**20  # entries that a signature may be asked to have: memory is allocated for them
@@ -50,7 +51,9 @@ class TrainingAsked:
     ) -> Self:
         """Return what a client with so many examples is asked for; a PolicyError or UpdateError if it cannot be.
 
-        ``is_closed`` says that no update leaves the client but masked or noisy ones.
+        ``is_closed`` says that no update leaves the client but masked or noisy ones. ``examples`` is then the size
+        class that it has reported. What is refused must be the same for all numbers of examples in that class, or a
+        server could find the number by bisection: so it is refused if the smallest or the largest of them forbids it.
         """
         kind, dim = content.get("what", str), content.get("dim", int)
         replicates, part_size = content.get("replicates", int), content.get("part_size", int)
@@ -70,10 +73,20 @@ class TrainingAsked:
             raise UpdateError("asked for something else of a mixture than one update of each of its models")
         policy.check_models(len(names))
         times = (1 if rule is None else rule.gradients) * max(1, len(names))
-        trained_on = replicates * part_size or examples
+        trained_on = [replicates * part_size or examples]
+        if is_closed and replicates == 1:
+            trained_on.append(largest_of_class(examples))
         # An open client may be asked later to share what it keeps, after steps that change nothing.
         leaves = shares or not own or not is_closed
-        policy.check_training(spec, replicates, trained_on, personal_epochs, times, leaves=leaves)
+        for number in trained_on:
+            policy.check_training(spec, replicates, number, personal_epochs, times, leaves=leaves)
+        if leaves and kind == "train":
+            part = trained_on[0] // replicates
+            part_spec = spec.on_part(replicates, part_size) if replicates > 1 else spec
+            last_batch = part_spec.batch_sizes(part)[-1]
+            if part_spec.batch_size < trained_on[-1] and len(trained_on) > 1:
+                last_batch = part_spec.smallest_batch or 1  # of some number of examples in the size class
+            policy.check_retention(part_spec, content.get("round", int), part, last_batch)
         this_round = Round(
             number=content.get("round", int),
             spec=spec,

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedclade.core import OWN, Layout, UpdateError
 
-PROTOCOL = 9  # version of these messages; both sides must use the same
+PROTOCOL = 10  # version of these messages; both sides must use the same
 RAW = "fedclade.raw"  # Flower's stype of an array that is raw little-endian bytes, in place of NumPy's own format
 LONGEST_JSON = 10_000  # characters of a value that is JSON; a data spec and a local training take a few hundred
 LARGEST_VALUES = 2**20  # bytes of all of a message besides its vectors; lists of scores take some ten for each model

@@ -115,6 +115,43 @@ def test_a_sum_copes_with_as_many_colluders_as_the_client_fears():
     }
 
 
+INSISTS = Policy(min_honest=2, secure_aggregation=True, trust_server_keys=True)
+TOO_FEW_INSIST = (
+    "this client takes part in sums of at least 3 clients with secure-aggregation=true in their node config "
+    "(min-honest in its own, and 1 that may collude), and is asked for one with 2"
+)
+
+
+def test_a_client_that_insists_on_sums_counts_only_others_that_do():
+    """Another one answers the same training without masks, and the server takes its update off the sum."""
+    room = Room.of(5)
+    for client in (0, 1):
+        room.parties[client].policy = INSISTS
+    found = summed(room, [0] * 5)
+    assert found.left_out[0] == found.left_out[1] == TOO_FEW_INSIST
+    room.parties[2].policy = INSISTS
+    assert not summed(room, [0] * 5).left_out
+
+
+def test_it_counts_them_again_in_the_sum_that_it_agrees_to():
+    room = Room.of(5)
+    for client in (0, 1, 2):
+        room.parties[client].policy = INSISTS
+    room.drop(2, "masked")
+    found = summed(room, [0] * 5)
+    assert found.left_out[0] == found.left_out[1] == TOO_FEW_INSIST
+
+
+def test_a_server_cannot_say_that_another_client_insists_on_sums():
+    room = after("shares")
+    with pytest.raises(UpdateError, match="client 1's keys for the sum are not signed by its key"):
+        asked(room, "shares", insists=[False, True, False, False, False])
+    with pytest.raises(UpdateError, match=r"'insists' should be a list of bool, got \[0, 0, 0, 0, 0\]"):
+        asked(room, "shares", insists=[0] * 5)
+    with pytest.raises(UpdateError, match=r"each client should be there once, .* with all of its keys"):
+        asked(room, "shares", insists=[False] * 4)
+
+
 def test_the_others_keys_are_those_of_the_group_and_all_different():
     room = after("shares")
     told = {name: list(room.questions[0, "shares"].values[name]) for name in ("maskings", "sealings", "signers")}

@@ -14,14 +14,7 @@ from fedclade.flower.secure.numbers import ClusterSum
 
 def sum_with(norm: float, norm_of_buffers: float = 1.0) -> ClusterSum:
     return ClusterSum(
-        total=torch.zeros(1),
-        weight=1.0,
-        clients=3,
-        loss=0.0,
-        norm=norm,
-        norm_of_buffers=norm_of_buffers,
-        clipped=0,
-        score=0.0,
+        total=torch.zeros(1), weight=1.0, clients=3, loss=0.0, norm=norm, norm_of_buffers=norm_of_buffers, clipped=0
     )
 
 

@@ -68,8 +68,8 @@ def test_a_sum_comes_out_weighted_with_the_figures_of_its_cluster():
     numbers, sizes, losses = numbers_of(), (100, 50, 7, 300), (0.5, 2.0, 300.0, -1.25)
     updates = [update_of(k, norm=0.25 * (k + 1), norm_of_buffers=0.5 * (k + 1)) for k in range(4)]
     encoded = [
-        numbers.encode(Contribution(update=update, examples=size, loss=loss, score=0.25 * k))
-        for k, (update, size, loss) in enumerate(zip(updates, sizes, losses, strict=True))
+        numbers.encode(Contribution(update=update, examples=size, loss=loss))
+        for update, size, loss in zip(updates, sizes, losses, strict=True)
     ]
     found = numbers.decode(total_of(encoded), 4)
     weights = np.array([100, 50, 7, 100])  # none counts with more than largest_weight examples
@@ -78,7 +78,6 @@ def test_a_sum_comes_out_weighted_with_the_figures_of_its_cluster():
     assert error_of(found.total, exact) < 1e-5
     assert found.weight == pytest.approx(257, abs=1e-9)
     assert found.loss == pytest.approx(float(np.dot(weights, losses)) / 257, abs=1e-5)
-    assert found.score == pytest.approx(float(np.dot(weights, (0, 0.25, 0.5, 0.75))) / 257, abs=1e-5)
     assert found.norm == pytest.approx(math.sqrt(np.mean([0.25**2, 0.5**2, 0.75**2, 1])), rel=1e-4)
     assert found.norm_of_buffers == pytest.approx(math.sqrt(np.mean([0.5**2, 1, 1.5**2, 4])), rel=1e-4)
     assert (found.clients, found.clipped) == (4, 0)
@@ -112,7 +111,6 @@ def test_a_longer_update_is_shortened_and_counted():
         {"update": torch.full((D + BUFFERS,), math.nan)},
         {"update": torch.cat([update_of(1)[:-1], torch.tensor([math.inf])])},
         {"loss": math.inf},
-        {"score": math.nan},
     ],
 )
 def test_what_is_not_finite_counts_nothing_and_its_vector_looks_like_any_other(changes: dict[str, Any]):
@@ -148,7 +146,7 @@ def test_the_largest_contributions_never_overflow(clients: int, data: st.DataObj
     update = torch.zeros(4)
     update[data.draw(st.integers(0, 2))] = data.draw(st.sampled_from([-1e9, 1e9]))
     loss = data.draw(st.sampled_from([-1e30, 1e30]))
-    vector = numbers.encode(Contribution(update=update, examples=1000, loss=loss, score=2.0))
+    vector = numbers.encode(Contribution(update=update, examples=1000, loss=loss))
     found = numbers.decode(total_of([vector] * clients), clients)
     assert error_of(found.total / found.weight, update.double() / update.norm() * numbers.clip) < 1e-5
     assert found.loss == pytest.approx(math.copysign(numbers.steps, loss), rel=0.5)
@@ -172,7 +170,6 @@ def test_a_sum_with_noise_in_it_is_rejected():
         (WEIGHT, -301, "the weight of the sum is -1"),
         (LOSS_FRACTION, -LARGEST_SUM // 2, "the fraction of the loss of the sum is -"),
         (SQUARED_NORM, -LARGEST_SUM // 2, "the squared norm of the sum is -"),
-        (TAIL - 1, 1, "the spare entry of the sum is 1"),
         (-1, LARGEST_SUM, "1 of 512 entries of the update are larger than 3 updates can come to"),
     ],
 )

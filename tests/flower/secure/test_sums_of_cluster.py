@@ -22,7 +22,6 @@ def sum_of(mean: list[float], weight: float = 10.0, **figures: float) -> Cluster
         norm=1.0,
         norm_of_buffers=1.0,
         clipped=1,
-        score=0.5,
     )
     return replace(whole, **figures)  # pyright: ignore[reportArgumentType]
 
@@ -45,14 +44,14 @@ def test_too_few_clients_are_one_sum(clients: int, sums: int):
 
 def test_one_bad_sum_of_three_does_not_turn_the_mean():
     honest = [sum_of([1.0, 0.1, 2.0]), sum_of([1.1, -0.1, 2.0])]
-    bad = sum_of([-40.0, 30.0, -50.0], weight=9.0, loss=-300.0, norm=9.0, score=0.0)
+    bad = sum_of([-40.0, 30.0, -50.0], weight=9.0, loss=-300.0, norm=9.0)
     found = combine([*honest, bad], 2, Aggregation())
     mean = found.total / found.weight
     assert mean[0] > 0.9
     assert -0.2 < mean[1] < 0.2
     assert float(mean[2]) == 2.0
     assert (found.weight, found.clients, found.clipped) == (29.0, 12, 3)
-    assert (found.loss, found.norm, found.score) == (1.0, 1.0, 0.5)
+    assert (found.loss, found.norm) == (1.0, 1.0)
 
 
 def test_a_rule_of_the_run_is_taken_instead_of_the_median():

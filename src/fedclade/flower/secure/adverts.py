@@ -17,13 +17,18 @@ from fedclade.flower.wire import Content, shown
 
 @dataclass(frozen=True)
 class Advert:
-    """One client's public keys for one sum: ``masking`` for pairwise masks, ``sealing`` for shares sent to it."""
+    """One client's public keys for one sum: ``masking`` for pairwise masks, ``sealing`` for shares sent to it.
+
+    ``insists`` states that its updates leave under masks alone (``secure-aggregation`` in its policy). Another client
+    answers the same training without masks if the server asks for it, and so hides no other client's update.
+    """
 
     client: int
     masking: bytes
     sealing: bytes
     signer: str  # its public Ed25519 key, in hexadecimal
     signature: bytes = b""
+    insists: bool = False
 
     @property
     def keys(self) -> tuple[bytes, bytes]:
@@ -46,14 +51,15 @@ class Advert:
             raise UpdateError(f"client {self.client}'s keys for the sum are not signed by its key")
 
     def _transcript(self, context: bytes) -> bytes:
-        return transcript("advert", context, self.client, self.masking, self.sealing)
+        return transcript("advert", context, self.client, self.masking, self.sealing, int(self.insists))
 
 
 def digest_of_list(context: bytes, everybody: Sequence[Advert]) -> bytes:
     """Return λ, the digest of a whole list in ascending order of its clients."""
     fields: list[bytes | str | int] = []
     for each in sorted(everybody, key=lambda each: each.client):
-        fields += [each.client, bytes.fromhex(each.signer), each.masking, each.sealing, each.signature]
+        fields += [each.client, bytes.fromhex(each.signer), each.masking, each.sealing, int(each.insists)]
+        fields.append(each.signature)
     return digest("list", context, len(everybody), *fields)
 
 
@@ -61,6 +67,7 @@ def told(adverts: Sequence[Advert], *, has_signers: bool) -> dict[str, Any]:
     """Return adverts as the values of a message, with the clients' own keys or without."""
     columns = ("client", "masking", "sealing", "signature")
     values: dict[str, Any] = {f"{name}s": [getattr(each, name) for each in adverts] for name in columns}
+    values["insists"] = [each.insists for each in adverts]
     if has_signers:
         values["signers"] = [bytes.fromhex(each.signer) for each in adverts]
     return values
@@ -75,7 +82,8 @@ def read(content: Content, keys: Mapping[int, str] | None) -> list[Advert]:
     columns = [listed(content, name, bytes) for name in ("maskings", "sealings", "signatures")]
     if keys is None:
         columns.append(listed(content, "signers", bytes))
-    if {*map(len, columns)} != {len(ids)} or sorted(set(ids)) != ids:
+    insists = listed(content, "insists", bool)
+    if {*map(len, columns), len(insists)} != {len(ids)} or sorted(set(ids)) != ids:
         raise UpdateError(
             f"keys of clients {shown(ids)}: each client should be there once, in ascending order, with all of its keys"
         )
@@ -85,5 +93,8 @@ def read(content: Content, keys: Mapping[int, str] | None) -> list[Advert]:
         raise UpdateError(f"clients {shown(unknown)} are not on this client's list of peers (peers-file)")
     else:
         signers = [keys[client] for client in ids]
-    rows = zip(ids, *columns, signers, strict=True)
-    return [Advert(client, masking, sealing, signer, signature) for client, masking, sealing, signature, signer in rows]
+    rows = zip(ids, *columns, signers, insists, strict=True)
+    return [
+        Advert(client, masking, sealing, signer, signature, insists)
+        for client, masking, sealing, signature, signer, insists in rows
+    ]

@@ -16,6 +16,8 @@ REVEALS = {
         "clients to about {error:.2f}"
     ),
     "statistics": "means and squares of each client's inputs, and how many examples of each label it has",
+    "choice": "which of the models that it is sent has the lowest loss on each client's training data, once a round",
+    "descriptors": "means and directions of each client's inputs, as a model sees them",
     "subspaces": "directions of each client's inputs, which are close to their means",
 }
 """What a name of a policy's ``disclose`` stands for."""
@@ -76,7 +78,7 @@ def check_sums(settings: RunSettings, algorithm: Algorithm, clients: int = 0, *,
     if asked and not algorithm.discloses:
         problems.append(
             f"{name} asks each client for {asked}, from which its training data can be read; take another algorithm, "
-            "or leave it out"
+            "or settings with which it does not (docs/secure-aggregation.md has a table of methods), or leave it out"
         )
     if settings.aggregate.is_robust and parts == 1:
         rule = settings.aggregate.rule

@@ -31,6 +31,8 @@ class Kept:
         λ, the digest of the list.
     members, signers, their_masking, their_sealing
         The clients on the list in ascending order, itself included, and their public keys.
+    insisting
+        Those of the members whose updates leave under masks alone.
     holders
         The others to which it has dealt shares of its secrets.
     own_seed_share, own_key_share
@@ -56,6 +58,7 @@ class Kept:
     signers: list[bytes] = field(default_factory=list[bytes])
     their_masking: list[bytes] = field(default_factory=list[bytes])
     their_sealing: list[bytes] = field(default_factory=list[bytes])
+    insisting: list[int] = field(default_factory=list[int])
     holders: list[int] = field(default_factory=list[int])
     own_seed_share: bytes = b""
     own_key_share: bytes = b""

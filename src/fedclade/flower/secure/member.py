@@ -86,12 +86,13 @@ class Member:
             seed=new_seed(),
             ticket=secrets.token_hex(16),
         )
-        mine = Advert(client, public_of(kept.masking), public_of(kept.sealing), key.public)
+        insists = self._policy.secure_aggregation
+        mine = Advert(client, public_of(kept.masking), public_of(kept.sealing), key.public, insists=insists)
         mine = mine.signed(terms.context, key)
         self._spent.begin(terms.question, state)
         self._save(kept, state, "keys")
         public = {name: getattr(mine, name) for name in ("masking", "sealing", "signature")}
-        return wire.record({"instance": instance, "has_peers": self._peers is not None, **public})
+        return wire.record({"instance": instance, "insists": insists, "has_peers": self._peers is not None, **public})
 
     def shares(self, content: Content, state: RecordDict | None, key: Key | None) -> RecordDict:
         """Stage 1: see the whole list, and give holders shares of the own secrets that only they can read."""
@@ -104,6 +105,7 @@ class Member:
         kept.signers = [bytes.fromhex(each.signer) for each in everybody]
         kept.their_masking = [each.masking for each in everybody]
         kept.their_sealing = [each.sealing for each in everybody]
+        kept.insisting = [each.client for each in everybody if each.insists]
         graph, scope = kept.graph, kept.scope
         kept.holders = draw_holders(kept.client, kept.members, graph)
         keeps_own = graph.holders == 0
@@ -167,6 +169,7 @@ class Member:
             raise UpdateError(f"asked to unmask a sum of {len(active)} clients, and at least {kept.quorum} are needed")
         terms = kept.read_terms()
         self._policy.check_group(len(active), terms.colluders)
+        self._policy.check_insisting(len({*active} & {*kept.insisting}), terms.colluders)
         self._check_masked_alike(kept, content, active)
         self._spent.spend(terms.question, state)
         kept.active = bits
@@ -193,6 +196,7 @@ class Member:
     def _check_list(self, kept: Kept, terms: Terms, everybody: list[Advert], key: Key | None) -> None:
         """Check that a list is one of clients that this client knows, with its own keys among theirs."""
         self._policy.check_group(len(everybody), terms.colluders)
+        self._policy.check_insisting(sum(each.insists for each in everybody), terms.colluders)
         mine = [each for each in everybody if each.client == kept.client]
         seen = [(each.masking, each.sealing, each.signer) for each in mine]
         own = public_of(kept.masking), public_of(kept.sealing)

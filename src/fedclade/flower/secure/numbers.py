@@ -1,7 +1,7 @@
 """Updates as whole numbers modulo 2²⁴, to which masks are added, and the checks on their sums.
 
 A client's vector has three parts: its rotated update of the parameters, its rotated update of the buffers (statistics
-of batch normalisation), and a tail of 16 entries by which the server learns totals of the cluster, and by which it
+of batch normalisation), and a tail of 14 entries by which the server learns totals of the cluster, and by which it
 finds out that a sum is none. Nothing that depends on the data of a single client travels outside of this vector.
 
 An update is clipped to norm C, so that honest sums cannot be longer than C times their weight, and a sum that is
@@ -35,9 +35,9 @@ SPREAD = 5.0
 CHECKS = 8
 """Entries that every client sets to 1. A sum with noise in it passes these with a chance of 2⁻¹⁹²."""
 
-TAIL = 16
-WEIGHT, LOSS, LOSS_FRACTION, SCORE, CLIPPED, SQUARED_NORM, SQUARED_NORM_OF_BUFFERS = range(CHECKS, TAIL - 1)
-"""Places in the tail, behind the check entries. The last place is spare, and zero."""
+TAIL = 14
+WEIGHT, LOSS, LOSS_FRACTION, CLIPPED, SQUARED_NORM, SQUARED_NORM_OF_BUFFERS = range(CHECKS, TAIL)
+"""Places in the tail, behind the check entries."""
 
 ROUNDING = 1e-9
 """Relative allowance for the rounding of float64 where a sum is checked."""
@@ -62,14 +62,11 @@ class Contribution:
         Number of training examples |D_i|.
     loss
         Mean training loss; zero if the client withholds it.
-    score
-        Score of the received model, in [0, 1]; zero if the client withholds it.
     """
 
     update: Tensor
     examples: int
     loss: float = 0.0
-    score: float = 0.0
 
     @classmethod
     def of_failed_training(cls, size: int) -> Contribution:
@@ -79,7 +76,7 @@ class Contribution:
     @property
     def is_usable(self) -> bool:
         """Whether all of its numbers are finite."""
-        return math.isfinite(self.loss) and math.isfinite(self.score) and bool(torch.isfinite(self.update).all())
+        return math.isfinite(self.loss) and bool(torch.isfinite(self.update).all())
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -102,8 +99,6 @@ class ClusterSum:
         The same of the buffers.
     clipped
         Number of clients whose update was longer than C, or whose buffers were.
-    score
-        Mean score of the received model, weighted by w_i.
     """
 
     total: Tensor
@@ -113,7 +108,6 @@ class ClusterSum:
     norm: float
     norm_of_buffers: float
     clipped: int
-    score: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +172,6 @@ class Numbers:
         vectors = update[: self.parameters], update[self.parameters :]
         encoded = [part.encode(vector, weight) for part, vector in zip(self._parts, vectors, strict=True)]
         tail[LOSS], tail[LOSS_FRACTION] = self._digits(weight * contribution.loss)
-        tail[SCORE] = round(weight * min(max(contribution.score, 0.0), 1.0) * self.steps)
         tail[CLIPPED] = any(each.clipped for each in encoded)
         tail[SQUARED_NORM], tail[SQUARED_NORM_OF_BUFFERS] = (round(each.squared_norm * self.steps) for each in encoded)
         return _modulo(np.concatenate([*(each.entries for each in encoded), tail]))
@@ -207,7 +200,6 @@ class Numbers:
             norm=norms[0],
             norm_of_buffers=norms[1],
             clipped=int(tail[CLIPPED]),
-            score=float(tail[SCORE]) / self.steps / weight,
         )
 
     @cached_property
@@ -236,11 +228,9 @@ class Numbers:
         of_one = {
             "weight": (WEIGHT, self.weight_steps),
             "fraction of the loss": (LOSS_FRACTION, self.steps),
-            "score": (SCORE, self.steps),
             "number of clipped updates": (CLIPPED, 1),
             "squared norm": (SQUARED_NORM, self.steps),
             "squared norm of the buffers": (SQUARED_NORM_OF_BUFFERS, self.steps),
-            "spare entry": (TAIL - 1, 0),
         }
         for name, (place, largest) in of_one.items():
             value, most = int(tail[place]), clients * largest

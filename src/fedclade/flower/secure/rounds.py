@@ -187,7 +187,8 @@ class _Round:
     def _keys(self, of: Mapping[int, Group]) -> None:
         def read(client: int, content: Content) -> Advert:
             masking, sealing, signature = (content.get(name, bytes) for name in ("masking", "sealing", "signature"))
-            advert = Advert(client, masking, sealing, self._keys_of[client], signature)
+            insists = content.get("insists", bool)
+            advert = Advert(client, masking, sealing, self._keys_of[client], signature, insists)
             advert.check(of[client].terms.context)
             if content.get("has_peers", bool):
                 self._with_peers.add(client)

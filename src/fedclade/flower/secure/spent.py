@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import RecordDict
 
-from fedclade.core import PolicyError, UpdateError, alone, appear
+from fedclade.core import UpdateError, appear
+from fedclade.flower.lasting_record import LastingRecord, RecordKind
 from fedclade.flower.wire import shown
 
 FILE = "sums.json"  # in the client's folder
@@ -19,25 +17,20 @@ PART = "part.txt"
 
 MOST_BEGUN = 3  # sums of one question: drop-outs may spoil some
 
-_STATE = "fedclade.sums"
-_FORMAT = 1
 _SPENT = -1  # in place of a count
 
 
 class SpentQuestions:
-    """How often a client has begun a sum of each question, or that one of them was opened.
-
-    It is kept in the client's folder, under a lock, since two processes may serve one client;
-    without a folder in the ``state`` that Flower keeps of the client.
-    """
+    """How often a client has begun a sum of each question, or that one of them was opened."""
 
     def __init__(self, folder: Path | None) -> None:
-        self._path = None if folder is None else folder / FILE
+        self._record = LastingRecord(folder, _KIND)
+        self._part = None if folder is None else folder / PART
 
     def begin(self, question: str, state: RecordDict | None) -> None:
         """Count a sum that begins; an UpdateError if there must be none of this question any more."""
-        with self._alone():
-            counts = self._read(state)
+        with self._record.alone():
+            counts = self._record.read(state)
             before = counts.get(question, 0)
             self._check_open(before)
             if before >= MOST_BEGUN:
@@ -45,14 +38,14 @@ class SpentQuestions:
                     f"this client has begun {before} sums of this training question already, and begins no more; "
                     "ask with another seed"
                 )
-            self._write({**counts, question: before + 1}, state)
+            self._record.write({**counts, question: before + 1}, state)
 
     def spend(self, question: str, state: RecordDict | None) -> None:
         """Note that a sum of a question is about to be opened; an UpdateError if one was before."""
-        with self._alone():
-            counts = self._read(state)
+        with self._record.alone():
+            counts = self._record.read(state)
             self._check_open(counts.get(question, 0))
-            self._write({**counts, question: _SPENT}, state)
+            self._record.write({**counts, question: _SPENT}, state)
 
     def advance(self, ticket: str, after: str, stage: str) -> None:
         """Note that a stage is answered; an UpdateError if the stage answered last is not ``after``.
@@ -61,10 +54,10 @@ class SpentQuestions:
         answered, masks would be used twice. ``ticket`` names the part in a sum; the client draws it, since the server
         may choose the name of a sum twice. Without a folder nothing is noted.
         """
-        if self._path is None:
+        if self._part is None:
             return
-        path = self._path.with_name(PART)
-        with self._alone():
+        path = self._part
+        with self._record.alone():
             if after and (not path.exists() or path.read_text() != f"{ticket} {after}"):
                 raise UpdateError(f"asked for the {stage!r} of a sum twice, or of a sum that is over")
             appear(path, lambda beside: beside.write_text(f"{ticket} {stage}"), private=True)
@@ -76,39 +69,33 @@ class SpentQuestions:
                 "ask with another seed"
             )
 
-    def _alone(self) -> Any:
-        return nullcontext() if self._path is None else alone(self._path)
 
-    def _read(self, state: RecordDict | None) -> dict[str, int]:
-        if self._path is not None:
-            return _read_file(self._path)
-        record = {} if state is None else state.get(_STATE)
-        if not isinstance(record, ConfigRecord):
-            return {}
-        questions, counts = (cast("list[Any]", record[name]) for name in ("questions", "counts"))
-        return dict(zip(questions, counts, strict=True))
-
-    def _write(self, counts: Mapping[str, int], state: RecordDict | None) -> None:
-        if self._path is not None:
-            text = json.dumps({"format": _FORMAT, "questions": dict(counts)})
-            appear(self._path, lambda beside: beside.write_text(text), private=True)
-        elif state is not None:
-            state[_STATE] = ConfigRecord({"questions": list(counts), "counts": list(counts.values())})
+def _encoded(counts: dict[str, int]) -> dict[str, Any]:
+    return {"questions": counts}
 
 
-def _read_file(path: Path) -> dict[str, int]:
-    try:
-        kept = json.loads(path.read_bytes())
-        if kept["format"] != _FORMAT:
-            raise ValueError("another format")
-        counts = dict(kept["questions"])
-        if any(type(count) is not int for count in counts.values()):
-            raise ValueError(f"{shown(counts)} are no counts")
-    except FileNotFoundError:
-        return {}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise PolicyError(
-            f"{path}, the list of the sums that this client has been part of, is damaged, so nothing leaves it; "
-            f"restore the file from a backup ({type(error).__name__}: {error})"
-        ) from error
+def _decoded(stored: dict[str, Any]) -> dict[str, int]:
+    counts = dict(stored["questions"])
+    if any(type(count) is not int for count in counts.values()):
+        raise ValueError(f"{shown(counts)} are no counts")
     return counts
+
+
+def _combined(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+    """Return the counts of both: of each question the larger one, or that it is spent if one says so."""
+    together = dict(other)
+    for question, count in one.items():
+        known = together.get(question, 0)
+        together[question] = _SPENT if _SPENT in (count, known) else max(count, known)
+    return together
+
+
+_KIND = RecordKind(
+    file=FILE,
+    what="the list of the sums that this client has been part of",
+    consequence="nothing leaves it",
+    empty=dict[str, int],
+    encoded=_encoded,
+    decoded=_decoded,
+    combined=_combined,
+)

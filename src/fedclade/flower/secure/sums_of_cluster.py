@@ -52,7 +52,6 @@ def combine(sums: Sequence[ClusterSum], n_parameters: int, rule: Aggregation) ->
         norm=_typical([each.norm for each in sums], [each.clients / clients for each in sums]),
         norm_of_buffers=_typical([each.norm_of_buffers for each in sums], [each.clients / clients for each in sums]),
         clipped=sum(each.clipped for each in sums),
-        score=_typical([each.score for each in sums], [each.weight / weight for each in sums]),
     )
 
 

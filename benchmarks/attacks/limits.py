@@ -1,0 +1,234 @@
+"""Use a client's own limits, and the gaps between them, against it: attacks that must stay unsuccessful.
+
+- ``size``: a closed client reports a power of two for its number of examples. The server bisects the largest part,
+  number of parts, batch or number of epochs that the client does not refuse. The attack succeeds if these differ
+  between clients that report the same.
+- ``decay``: weight decay of 1/lr, or a proximal term of that weight, in batches of one example. Each step takes back
+  those before it, so the update is the gradient of the last example alone, and its weights over its bias are the image.
+  The attack succeeds if one of the client's training images is found.
+- ``bystanders``: a sum of a client that insists on sums and of honest ones that do not. These answer the same training
+  without masks, and their updates are taken off the sum. The attack succeeds if the client takes part.
+
+    python benchmarks/attacks/limits.py [--json FILE]
+"""
+
+from __future__ import annotations
+
+import fedclade  # noqa: F401  # isort: skip  (before torch, whose threads then sleep while they wait)
+
+import argparse
+import json
+import logging
+import math
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import RecordDict
+
+from fedclade import DifferentialPrivacy, load_federation
+from fedclade.channel import Budget
+from fedclade.core import FedcladeError, Layout
+from fedclade.data import Federation
+from fedclade.flower import wire
+from fedclade.flower.client_handler import ClientHandler
+from fedclade.flower.keys import Key
+from fedclade.flower.policy import Policy
+from fedclade.flower.secure.terms import Terms
+from fedclade.flower.wire import Content
+from fedclade.models import build_model
+
+SIZES = (64, 81, 127)
+"""Numbers of examples that are reported as 64."""
+
+LARGEST = 256
+FOUND = 0.999
+"""Cosine with a training image from which on it counts as found."""
+
+CLIENTS = 5
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of an attack."""
+
+    attack: str
+    succeeded: bool
+    detail: str
+
+
+def make_model(seed: int) -> torch.nn.Module:
+    """Return a linear model for the digits."""
+    return build_model("mclr", input_shape=(1, 8, 8), outputs=10, seed=seed)
+
+
+LAYOUT = Layout.of(make_model(0))
+MODEL = LAYOUT.flatten(make_model(0))
+
+
+def question(spec: Mapping[str, Any], **values: Any) -> Content:
+    """Return a question for training."""
+    asked = {
+        **{"what": "train", "round": 1, "query": 0, "purpose": "train", "seed": 0, "replicates": 1, "part_size": 0},
+        **{"compares_parts": False, "dim": 0, "own": False, "shares": False, "personal_epochs": 0, "run": "attack"},
+        **{"spec": json.dumps(spec), "layout": wire.layout_digest(LAYOUT), **values},
+    }
+    return Content.of(wire.record(asked, {"model": wire.raw_vector(MODEL)}))
+
+
+def plain(**changes: Any) -> dict[str, Any]:
+    """Return local training by steps of SGD."""
+    return {"epochs": 1, "batch_size": 64, "lr": 0.1, **changes}
+
+
+PROBES: dict[str, tuple[Policy, Callable[[int], Content]]] = {
+    "part size": (Policy(min_part=1), lambda k: question(plain(), replicates=2, part_size=k)),
+    "number of parts": (Policy(min_part=1, max_replicates=LARGEST), lambda k: question(plain(), replicates=k)),
+    "parts of all": (Policy(max_replicates=LARGEST), lambda k: question(plain(), replicates=k)),
+    "epochs": (Policy(max_steps=400), lambda k: question(plain(epochs=k, batch_size=16))),
+    "batches": (Policy(max_epochs=5), lambda k: question(plain(epochs=None, steps=k, batch_size=16))),
+}
+"""Of each probe the client's policy, and a question that it refuses beyond some k."""
+
+
+def first_examples(federation: Federation, count: int) -> Federation:
+    """Return a federation of one client with its first training examples."""
+    client = federation.clients[0]
+    return replace(federation, clients=(replace(client, train=client.train[:count]),))
+
+
+def client_of(federation: Federation, folder: Path, kind: str, policy: Policy) -> ClientHandler:
+    """Return a client that is closed by a privacy budget, or by insisting on sums."""
+    if kind == "budget":
+        budget, privacy = Budget(epsilon=math.inf), DifferentialPrivacy(clip_norm=1.0, noise_multiplier=9.0)
+        return ClientHandler(
+            federation, make_model, number=0, folder=folder, policy=policy, privacy=privacy, budget=budget
+        )
+    values = {name: getattr(policy, name) for name in ("min_part", "max_replicates", "max_steps", "max_epochs")}
+    secure = Policy(secure_aggregation=True, trust_server_keys=True, **values)
+    return ClientHandler(federation, make_model, number=0, folder=folder, policy=secure)
+
+
+def answers(client: ClientHandler, kind: str, content: Content) -> bool:
+    """Return whether a client answers a question; one that insists on sums is asked for a model that it keeps."""
+    if kind != "budget":
+        content = Content({**content.values, "own": True}, content.vectors)
+    try:
+        client.answer(content)
+    except FedcladeError:
+        return False
+    return True
+
+
+def largest_answered(is_answered: Callable[[int], bool]) -> int:
+    """Return the largest number up to which questions are answered, by bisection."""
+    low, high = 0, LARGEST
+    while high - low > 1:
+        middle = (low + high) // 2
+        if is_answered(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def sizes() -> Iterator[Row]:
+    """Bisect the number of a client's examples."""
+    federation = load_federation("digits", clients=1, samples_per_client=200, seed=0).alone(0)
+    for kind in ("budget", "sums"):
+        for name, (policy, ask) in PROBES.items():
+            found: list[int] = []
+            for size in SIZES:
+                with tempfile.TemporaryDirectory() as folder:
+                    client = client_of(first_examples(federation, size), Path(folder), kind, policy)
+                    found.append(largest_answered(lambda k: answers(client, kind, ask(k))))  # noqa: B023
+            detail = f"answered up to {', '.join(map(str, found))} with {', '.join(map(str, SIZES))} examples"
+            yield Row(f"size by {name}, {kind}", len(set(found)) > 1, detail)
+
+
+def decays() -> Iterator[Row]:
+    """Read the last example off an update whose steps undo each other."""
+    federation = load_federation("digits", clients=1, samples_per_client=60, seed=0).alone(0)
+    images = federation.examples(0, "train")[0].flatten(1).double()
+    for name, changes in {
+        "weight decay": {"weight_decay": 10.0},
+        "proximal term": {"mu": 10.0},
+        "weight decay, last batch of one": {"weight_decay": 10.0, "batch_size": len(images) - 1},
+    }.items():
+        client = ClientHandler(federation, make_model, number=0)
+        try:
+            reply = Content.of(client.answer(question(plain(**{"batch_size": 1, **changes}))))
+        except FedcladeError as error:
+            yield Row(f"decay by {name}", False, f"refused: {error}"[:100])
+            continue
+        update = torch.frombuffer(bytearray(reply.vector("update")), dtype=torch.float32).double()
+        start = torch.zeros_like(update) if "mu" in changes else MODEL.double()
+        gradient = update + start  # but for the factor -lr
+        weights, bias = gradient[:640].view(10, 64), gradient[640:650]
+        image = weights[int(bias.abs().argmax())] / bias[int(bias.abs().argmax())]
+        cosine = float(torch.nn.functional.cosine_similarity(images, image[None]).max())
+        yield Row(f"decay by {name}", cosine >= FOUND, f"cosine with a training image {cosine:.4f}, 1 update")
+
+
+def bystanders() -> Iterator[Row]:
+    """Put one client that insists on sums together with others that do not."""
+    from fedclade.flower.secure import member
+    from fedclade.flower.secure.adverts import Advert, told
+
+    policies = [Policy(secure_aggregation=True, trust_server_keys=True), *[Policy()] * (CLIENTS - 1)]
+    clients = [member.Member(policy) for policy in policies]
+    keys, states = [Key.new() for _ in clients], [RecordDict() for _ in clients]
+    terms = Terms(
+        instance="sum",
+        clients=CLIENTS,
+        colluders=1,
+        neighbours=0,
+        norm=5.0,
+        norm_of_buffers=5.0,
+        weight=60,
+        training="t",
+        question="q",
+        model="m",
+        anchor="",
+    )
+    adverts: list[Advert] = []
+    for number, (client, key, state) in enumerate(zip(clients, keys, states, strict=True)):
+        content = Content.of(wire.record({"client": number, "instance": "sum", "terms": terms.text}))
+        shown = Content.of(client.keys(content, state, key)).values
+        public = shown["masking"], shown["sealing"], key.public, shown["signature"]
+        given = {"insists": shown["insists"]} if "insists" in shown else {}
+        adverts.append(Advert(number, *public, **given))
+    listing = Content.of(wire.record({"instance": "sum", **told(adverts, has_signers=True)}))
+    try:
+        clients[0].shares(listing, states[0], keys[0])
+    except FedcladeError as error:
+        yield Row("bystanders", False, f"refused: {error}"[:100])
+    else:
+        yield Row("bystanders", True, f"takes part with {CLIENTS - 1} others that answer without masks, too")
+
+
+ATTACKS = (sizes, decays, bystanders)
+
+
+def main() -> int:
+    """Run all attacks; return 1 if one of them succeeds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the rows of the table of attacks to this file")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.disable(logging.ERROR)
+    rows = [row for attack in ATTACKS for row in attack()]
+    for row in rows:
+        print(f"{row.attack:<45} {'SUCCEEDS' if row.succeeded else 'fails':<9} {row.detail}")
+    if arguments.json is not None:
+        table = [{"attack": row.attack, "succeeded": row.succeeded, "detail": row.detail} for row in rows]
+        arguments.json.write_text(json.dumps(table, indent=1) + "\n")
+    return int(any(row.succeeded for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""Records that last as long as a client: whole, for their owner alone, and over processes and runs."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from filelock import FileLock, Timeout
+from flwr.app import RecordDict
+
+from fedclade.core import PolicyError
+from fedclade.flower.lasting_record import LastingRecord, RecordKind
+
+NAMES = RecordKind[list[str]](
+    file="names.json",
+    what="the list of names",
+    consequence="no name leaves",
+    empty=list[str],
+    encoded=lambda names: {"names": names},
+    decoded=lambda stored: [name.lower() for name in stored["names"]],
+    combined=lambda stored, known: [*stored, *(name for name in known if name not in stored)],
+)
+
+
+def test_a_file_has_its_format_and_is_its_owners_alone(tmp_path: Path):
+    LastingRecord(tmp_path, NAMES).write(["ada"])
+    file = tmp_path / "names.json"
+    assert json.loads(file.read_text()) == {"format": 1, "names": ["ada"]}
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert LastingRecord(tmp_path, NAMES).read() == ["ada"]
+
+
+def test_without_a_folder_it_is_in_the_state_and_in_memory():
+    state, other = RecordDict(), RecordDict()
+    record = LastingRecord(None, NAMES)
+    assert record.read(state) == []
+    record.write(["ada"], state)
+    assert LastingRecord(None, NAMES).read(state) == ["ada"]
+    assert record.read(other) == ["ada"]
+    LastingRecord(None, NAMES).write(["emmy"], other)
+    assert record.read(other) == ["emmy", "ada"]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("{", "JSONDecodeError"), ("[]", "TypeError"), ('{"format": 2}', "another format"), ('{"format": 1}', "KeyError")],
+)
+def test_a_damaged_record_is_an_error_that_says_what_follows(text: str, why: str, tmp_path: Path):
+    (tmp_path / "names.json").write_text(text)
+    with pytest.raises(PolicyError, match=rf"names.json, the list of names, is damaged, so no name leaves; .*{why}"):
+        LastingRecord(tmp_path, NAMES).read()
+    state = RecordDict()
+    LastingRecord(None, NAMES).write(["ada"], state)
+    state.config_records["fedclade.names"]["record"] = text
+    with pytest.raises(PolicyError, match=rf"Flower's state of this client, the list of names, is damaged, .*{why}"):
+        LastingRecord(None, NAMES).read(state)
+
+
+def test_others_wait_while_it_is_read_and_written(tmp_path: Path):
+    with LastingRecord(tmp_path, NAMES).alone(), pytest.raises(Timeout):
+        FileLock(tmp_path / ".names.json.lock").acquire(timeout=0)
+    with LastingRecord(None, NAMES).alone():
+        assert not list(tmp_path.glob("*.json"))
