@@ -67,7 +67,7 @@ from fedclade.clustering.similarity import (
 from fedclade.clustering.spanning_tree import single_linkage
 from fedclade.clustering.split_half import Finding, Replicates, find_clusters, gain, same_partition
 from fedclade.clustering.subspace_angles import angles, nearest_vectors
-from fedclade.clustering.ternary import k_means, ternary_similarity
+from fedclade.clustering.ternary import Points, k_means, ternary_similarity
 
 __all__ = [
     "CENTROID",
@@ -83,6 +83,7 @@ __all__ = [
     "Labels",
     "Merges",
     "PartFinding",
+    "Points",
     "Replicates",
     "Similarity",
     "SplitCriteria",
