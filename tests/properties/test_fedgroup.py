@@ -19,6 +19,7 @@ from tests.reference.fedgroup import cosine, fed_group, tightest, zeta
 from tests.tiny import (
     FEATURES,
     LABELS,
+    Around,
     ScriptedClients,
     details,
     federation_of,
@@ -392,6 +393,24 @@ def test_a_newcomer_goes_on_from_where_it_pre_trained_without_being_sent_a_model
     assert going_on.round.communicates == "updates"
     for client, delta in zip(cold.ids, cold.answer.deltas, strict=True):
         assert torch.equal(going_on.models[client], run.states[0].tree.nodes[0].params + delta)
+
+
+class LosesNewcomers(Around):
+    """Clients of which the first does not reply when it goes on from where it pre-trained."""
+
+    def train(self, ids, models, assignment, this_round, anchors=None):
+        updates = self.clients.train(ids, models, assignment, this_round, anchors)
+        return updates.select(ids[1:]) if this_round.communicates == "updates" else updates
+
+
+def test_a_newcomer_that_does_not_reply_again_is_in_its_group_and_does_not_count():
+    algorithm = FedGroup(groups=4, pretrain_scale=1, newcomer_training="remaining_epochs")
+    whole = played(algorithm, 1)
+    clients, params = simulated(world(), linear(1))
+    run = play(algorithm, LosesNewcomers(clients), params, 1, spec=SPEC, seed=1)
+    lost = run.clients.asked("train", 1)[2].ids[0]
+    assert groups(run.states[1].tree) == groups(whole.states[1].tree)
+    assert set(whole.logs[0].losses) - set(run.logs[0].losses) == {lost}
 
 
 def test_a_newcomer_of_one_epoch_has_trained_when_it_has_pre_trained():
