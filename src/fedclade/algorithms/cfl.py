@@ -297,7 +297,7 @@ class CFL(Algorithm[CFLState]):
         stationary = may_end and not state.tree.stragglers and resting >= peopled
         if stationary:
             events.append(Stationary(0, len(state.tree.leaves)))
-        done = tuple(sorted(resting)) if self.stop_done_clusters else None
+        done = tuple(sorted(resting)) if self.stop_done_clusters and resting else None
         state = replace(state, tree=tree, peaks=_inherited(peaks, tree), stationary=stationary, done=done)
         return state, log_of(parts, events, phase)
 
