@@ -62,7 +62,7 @@ def test_the_defaults_are_the_papers_for_unknown_heterogeneity():
         ({"metric": "cos"}, "unknown metric 'cos'; did you mean 'cosine'? (known: cosine, l1, l2)"),
         (
             {"linkage": "wards"},
-            "unknown linkage 'wards'; did you mean 'ward'? (known: average, complete, single, ward)",
+            "unknown linkage 'wards'; did you mean 'ward'? (known: average, centroid, complete, single, ward)",
         ),
     ],
 )
@@ -77,7 +77,10 @@ def test_a_threshold_of_the_wrong_kind_is_refused_by_name():
         build_algorithm("fl_hc", {"threshold": "high"})
 
 
-@pytest.mark.parametrize(("name", "options"), [("fl_hc", {"compare": "parameters"}), ("cfl", {"weighted": False})])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("fl_hc", {"compare": "parameters"}), ("fl_hc", {"keep_updates": True}), ("cfl", {"weighted": False})],
+)
 def test_what_works_on_single_updates_cannot_stream(name, options):
     signature = {"kind": "projected", "dim": 64}
     streams = {"stream": True, "signature": signature, "algorithm": {"name": name}}

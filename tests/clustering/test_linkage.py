@@ -7,11 +7,21 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.cluster.hierarchy import linkage
 from scipy.stats import t as student
 from sklearn.cluster import AgglomerativeClustering
 
 from fedclade import ConfigError, UpdateError
-from fedclade.clustering.linkage import LINKAGES, agglomerate, cut, cut_height, largest_gap, n_clusters_by_gap
+from fedclade.clustering.linkage import (
+    LINKAGES,
+    agglomerate,
+    centroid_linkage,
+    cut,
+    cut_height,
+    largest_gap,
+    n_clusters_by_gap,
+    where_to_cut,
+)
 from fedclade.clustering.similarity import METRICS, distances
 from tests.reference import fl_hc as reference
 
@@ -68,6 +78,41 @@ def test_a_cut_leaves_so_many_clusters_the_largest_first(m, data):
     assert sorted(set(labels.tolist())) == list(range(n_clusters))
     keys = [(-np.count_nonzero(labels == k), np.flatnonzero(labels == k)[0]) for k in range(n_clusters)]
     assert all(first < second for first, second in pairwise(keys))
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@given(m=st.integers(1, 9), d=st.integers(2, 6), seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=25)
+def test_centroid_merges_are_those_of_section_i_c(metric, m, d, seed):
+    """By brute force: the averages of the clusters are compared, whatever the heights of the merges before."""
+    x = vectors(m, d, seed)
+    found = centroid_linkage(x, metric)
+    expected = reference.merges(dict(enumerate(x.double().numpy())), metric, "centroid")
+    np.testing.assert_allclose(found[:, 2], [height for _, _, height in expected], rtol=1e-4, atol=1e-6)
+    clusters = {frozenset([i]) for i in range(m)}
+    for done, (a, b, _) in enumerate(expected, start=1):
+        clusters = clusters - {a, b} | {a | b}
+        assert as_sets(cut(found, m - done)) == clusters
+
+
+def test_centroid_linkage_of_euclidean_distances_is_that_of_scipy():
+    x = vectors(40, 12, seed=3)
+    np.testing.assert_allclose(centroid_linkage(x, "l2"), linkage(x.double().numpy(), "centroid"), rtol=1e-5)
+
+
+def test_centroid_linkage_stops_at_the_first_merge_above_the_threshold():
+    """The third corner of a triangle is nearer to the middle of a side than to its ends."""
+    triangle = torch.tensor([[0.0, 0.0], [2.0, 0.0], [1.0, 1.8]])
+    heights = centroid_linkage(triangle, "l2")[:, 2]
+    assert heights.tolist() == pytest.approx([2.0, 1.8])
+    assert [where_to_cut(heights, T, None)[0] for T in (1.9, 2.0)] == [3, 1]
+
+
+def test_centroid_linkage_refuses_vectors_that_are_not_finite():
+    x = vectors(4, 3, 0)
+    x[1, 2], x[3, 0] = torch.nan, torch.inf
+    with pytest.raises(UpdateError, match="updates to be clustered should be finite, got 2 that are not"):
+        centroid_linkage(x, "l1")
 
 
 def test_an_unknown_linkage_suggests_the_nearest():

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -145,6 +146,35 @@ def test_natural_keeps_the_largest_owners_largest_first(make_pool: MakePool) -> 
     assert partition_pool(pool, "natural", clients=None).names == ["é", "a", "b"], "A has one example only"
     assert partition_pool(pool, "natural", clients=None, min_samples=5).names == ["é"]
     assert sizes(partition_pool(pool, "natural", clients=2, samples_per_client=5)) == [5, 4], "at most"
+
+
+def test_natural_draws_owners_at_random_if_asked_to(make_pool: MakePool) -> None:
+    """FL+HC, section II-A: "367 users were randomly selected"; each has all of its own examples."""
+    owners = [f"w{k:02d}" for k in range(30) for _ in range(1 + k % 5)]
+    pool = make_pool(train=90, test=2, owners=[*owners, "w00", "w00"])
+    with_enough = {name for name in owners if owners.count(name) >= 2}
+    arguments = {"name": "natural", "owners": "random", "seed": 3}
+    parts = partition_pool(pool, clients=10, **arguments)
+    order = rng.generator(3, "owners").permutation(30)
+    assert parts.names == [name for k in order if (name := f"w{k:02d}") in with_enough][:10]
+    assert parts.names is not None
+    for name, indices in zip(parts.names, parts.indices, strict=True):
+        assert sorted(indices.tolist()) == [row for row, owner in enumerate(owners) if owner == name]
+    assert partition_pool(pool, clients=4, **arguments).names == parts.names[:4]
+    assert set(partition_pool(pool, clients=None, **arguments).names or ()) == with_enough
+    assert partition_pool(pool, clients=10, **{**arguments, "seed": 4}).names != parts.names
+    counted = Counter(name for seed in range(200) for name in drawn_names(pool, seed))
+    assert set(counted) == with_enough
+    assert 40 < min(counted.values()) < max(counted.values()) < 130, "every owner is as likely: 83 of 200"
+
+
+def drawn_names(pool: Pool, seed: int) -> list[str]:
+    return partition_pool(pool, "natural", clients=10, owners="random", seed=seed).names or []
+
+
+def test_natural_refuses_another_choice_of_owners() -> None:
+    with pytest.raises(ConfigError, match="owners of partition 'natural' should be 'largest' or 'random', got 'first'"):
+        partition_pool(OWNED, "natural", clients=2, owners="first")
 
 
 @settings(max_examples=30, deadline=None)

@@ -124,6 +124,25 @@ def _numbers(value: Any) -> Any:
     return pytest.approx(value, abs=1e-5) if isinstance(value, float) else value
 
 
+SWITCHED = {
+    "cfl at the stationary point": CFL(
+        split_rounds=(2,), eps2=1e-6, compared_at="stationary", children_start="own_mean"
+    ),
+    "cfl with clusters that stop": CFL(eps1=0.4, eps2=0.5, similarity="gradients", stop_done_clusters=True),
+    "fl_hc that keeps updates": FLHC(rounds_before=2, linkage="centroid", n_clusters=2, keep_updates=True),
+    "fedgroup whose newcomers go on": FedGroup(
+        groups=2, pretrain_scale=1, mu=0.1, newcomer_training="remaining_epochs"
+    ),
+    "fedgroup that redraws": FedGroup(groups=2, pretrain_scale=1, rac=True, rac_redraws=True),
+}
+"""Methods with other settings than the papers' defaults, that ask clients for more, or for something else."""
+
+
+@pytest.mark.parametrize("name", SWITCHED)
+def test_what_is_switched_on_runs_over_a_grid_as_in_a_simulation(name: str):
+    same(*both(SWITCHED[name], local=replace(LOCAL, epochs=2, reshuffle=False)))
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_runs_over_a_grid_as_in_a_simulation(name: str):
     same(*both(ALGORITHMS[name]))

@@ -19,6 +19,7 @@ from tests.reference.fedgroup import cosine, fed_group, tightest, zeta
 from tests.tiny import (
     FEATURES,
     LABELS,
+    Around,
     ScriptedClients,
     details,
     federation_of,
@@ -72,7 +73,11 @@ LATE = {"cold_start": "sampled"}
         (LATE, 1, 0.05, 0.5, 0.25, SIZES),  # and here later, by the groups' latest updates
         ({**LATE, "direction": "position"}, 1, 0.05, 0.5, 0.25, SIZES),
         ({**LATE, "rac": True}, 1, 0.05, 0.0, 0.25, SIZES),
+        ({"rac": True, "rac_redraws": True}, 1, 0.05, 0.0, 0.5, SIZES),
+        ({**LATE, "rac": True, "rac_redraws": True}, 1, 0.0, 0.0, 0.5, SIZES),
         ({"rcc": True}, 1, 0.05, 0.0, 0.5, SIZES),
+        ({"newcomer_training": "remaining_epochs"}, 1, 0.05, 0.0, 1.0, SIZES),
+        ({**LATE, "newcomer_training": "remaining_epochs"}, 1, 0.05, 0.5, 0.5, SIZES),
         ({}, 1, 0.0, 0.0, 0.5, [1, 200, 3, 24, 40, 7, 90, 12]),
         ({"weighted_start": True}, 1, 0.0, 0.0, 0.5, [1, 200, 3, 24, 40, 7, 90, 12]),
     ],
@@ -88,6 +93,8 @@ def test_equals_algorithms_2_to_4_round_by_round(seed, options, alpha, eta_g, mu
         "weighted": algorithm.weighted_start,
         "sampled": algorithm.cold_start == "sampled",
         "position": algorithm.direction == "position",
+        "redrawn": algorithm.rac_redraws,
+        "remaining": algorithm.newcomer_training == "remaining_epochs",
     }
     settings = {"alpha": alpha, "eta_g": eta_g, "mu": mu, "fraction": fraction, **switches}
     start = as_numpy(run.states[0].tree.nodes[0].params)
@@ -98,6 +105,16 @@ def test_equals_algorithms_2_to_4_round_by_round(seed, options, alpha, eta_g, mu
         np.testing.assert_allclose(state.tree.nodes[0].params.numpy(), wanted.w, atol=1e-5)
         for leaf, model in zip(state.tree.leaves, wanted.models, strict=True):
             np.testing.assert_allclose(leaf.params.numpy(), model, atol=1e-5)
+    for log, wanted in zip(run.logs, expected, strict=True):
+        assert log.discrepancy == pytest.approx(wanted.discrepancy, rel=1e-4)
+    founded = [event for event in run.logs[0].events if event.kind == "group_founded"]
+    assert len(founded) == (0 if algorithm.rcc else 4)
+    for event in founded:
+        # A base direction may point either way, and a similarity ζ be 1 − ζ.
+        from_middle = np.abs(np.array(expected[0].cm[event.node - 1]) - 0.5)
+        np.testing.assert_allclose(np.abs(np.array(event.cm) - 0.5), from_middle, atol=1e-4)
+        assert event.sum_of_squares == pytest.approx(expected[0].squares[event.node - 1], abs=1e-4)
+    assert not any(event.kind == "group_founded" for log in run.logs[1:] for event in log.events)
 
 
 def test_three_base_directions_are_the_papers_and_their_number_can_be_set():
@@ -283,6 +300,8 @@ def test_an_empty_group_is_an_event_and_keeps_the_first_model():
     assert groups(tree) == [{0, 1}, {2, 3}, set()]
     assert tree.nodes[3].params.tolist() == [5, 5]
     assert [(event.kind, event.node, details(event)) for event in run.logs[0].events] == [
+        ("group_founded", 1, {"clients": 2, "cm": [0.0, 0.5, 0.5], "sum_of_squares": 0.0}),
+        ("group_founded", 2, {"clients": 2, "cm": [0.5, 0.0, 0.5], "sum_of_squares": 0.0}),
         ("joined", 1, {"clients": [0, 1]}),
         ("joined", 2, {"clients": [2, 3]}),
         ("empty", 3, {}),
@@ -348,6 +367,90 @@ def test_random_centers_are_the_first_clients_of_the_groups():
     for client, delta in zip(cold.ids, cold.answer.deltas.double().numpy(), strict=True):
         cosines = [cosine(delta, each) for each in first.answer.deltas.double().numpy()]
         assert tree.leaf_of[client] == 1 + int(np.argmax(cosines))
+
+
+def test_clients_of_the_random_ablation_change_groups_only_if_they_are_redrawn():
+    """Those that did not pre-train for the groups; a round with half of the clients."""
+    options = {"groups": 4, "pretrain_scale": 1, "rac": True}
+    stay, move = (played(FedGroup(**options, rac_redraws=redraws), 6, fraction=0.5) for redraws in (False, True))
+    assert groups(stay.states[1].tree) == groups(stay.states[6].tree) == groups(move.states[1].tree)
+    assert groups(move.states[6].tree) != groups(move.states[1].tree)
+    first = set(move.clients.asked("train", 1)[0].ids)
+    assert move.states[6].pretrained == tuple(sorted(first))
+    assert "pretrained" not in stay.states[6].tensors()
+    for before, after in zip(move.states[1:], move.states[2:], strict=False):
+        changed = {c for c, leaf in after.tree.leaf_of.items() if before.tree.leaf_of[c] != leaf}
+        assert not changed & first
+
+
+def test_a_newcomer_goes_on_from_where_it_pre_trained_without_being_sent_a_model():
+    algorithm = FedGroup(groups=4, pretrain_scale=1, newcomer_training="remaining_epochs")
+    run = played(algorithm, 1)
+    _, cold, going_on, others = run.clients.asked("train", 1)
+    assert going_on.ids == cold.ids
+    assert set(others.ids) == set(range(8)) - set(cold.ids)
+    assert (cold.round.spec.epochs, going_on.round.spec.epochs, others.round.spec.epochs) == (1, 1, 2)
+    assert going_on.round.communicates == "updates"
+    for client, delta in zip(cold.ids, cold.answer.deltas, strict=True):
+        assert torch.equal(going_on.models[client], run.states[0].tree.nodes[0].params + delta)
+
+
+class LosesNewcomers(Around):
+    """Clients of which the first does not reply when it goes on from where it pre-trained."""
+
+    def train(self, ids, models, assignment, this_round, anchors=None):
+        updates = self.clients.train(ids, models, assignment, this_round, anchors)
+        return updates.select(ids[1:]) if this_round.communicates == "updates" else updates
+
+
+def test_a_newcomer_that_does_not_reply_again_is_in_its_group_and_does_not_count():
+    algorithm = FedGroup(groups=4, pretrain_scale=1, newcomer_training="remaining_epochs")
+    whole = played(algorithm, 1)
+    clients, params = simulated(world(), linear(1))
+    run = play(algorithm, LosesNewcomers(clients), params, 1, spec=SPEC, seed=1)
+    lost = run.clients.asked("train", 1)[2].ids[0]
+    assert groups(run.states[1].tree) == groups(whole.states[1].tree)
+    assert set(whole.logs[0].losses) - set(run.logs[0].losses) == {lost}
+
+
+def test_a_newcomer_of_one_epoch_has_trained_when_it_has_pre_trained():
+    algorithm = FedGroup(groups=4, pretrain_scale=1, newcomer_training="remaining_epochs")
+    run = played(algorithm, 2, spec=dataclasses.replace(SPEC, epochs=1))
+    assert [len(run.clients.asked("train", number)) for number in (1, 2)] == [3, 1]
+    expected = fed_group(
+        *(as_numpy(run.states[0].tree.nodes[0].params), world(), linear(), dataclasses.replace(SPEC, epochs=1)),
+        **{"m": 4, "alpha": 1, "eta_g": 0.01, "seed": 1, "rounds": 2, "remaining": True},
+    )
+    for leaf, model in zip(run.states[2].tree.leaves, expected[1].models, strict=True):
+        np.testing.assert_allclose(leaf.params.numpy(), model, atol=1e-5)
+
+
+def test_newcomers_cannot_count_epochs_of_steps():
+    algorithm = FedGroup(newcomer_training="remaining_epochs")
+    text = "local.epochs should be given with newcomer_training = 'remaining_epochs', got None"
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        algorithm.check_training(LocalTraining(steps=5))
+    FedGroup().check_training(LocalTraining(steps=5))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"rac_redraws": True}, "algorithm.rac_redraws should be false without rac = true, got True"),
+        (
+            {"newcomer_training": "none"},
+            "algorithm.newcomer_training should be 'all_epochs' or 'remaining_epochs', got 'none'",
+        ),
+        (
+            {"newcomer_training": "remaining_epochs", "pretrain_steps": 5},
+            "algorithm.pretrain_steps should be left out with newcomer_training = 'remaining_epochs', which counts on "
+            "an epoch of pre-training, got 5",
+        ),
+    ],
+)
+def test_a_switch_that_fits_no_other_setting_is_refused(options, text):
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        FedGroup(**options)
 
 
 # Changes that should change nothing

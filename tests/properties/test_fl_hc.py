@@ -13,7 +13,7 @@ from torch import nn
 from fedclade import FLHC, FedAvg, LocalTraining, Run, simulate
 from tests.reference import fl_hc as reference
 from tests.reference.fedavg import as_numpy
-from tests.tiny import ScriptedClients, details, federation_of, linear, play, renamed, simulated
+from tests.tiny import Around, ScriptedClients, details, federation_of, linear, play, renamed, simulated
 
 SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.2)
 TRUTH = [0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3]
@@ -75,6 +75,66 @@ def test_equals_algorithm_1_round_by_round(metric, linkage, fraction, seed):
         assert clusters(state.tree) == wanted.clusters
         for client, model in models(state.tree).items():
             np.testing.assert_allclose(model.numpy(), wanted.w[client], atol=1e-5)
+
+
+@pytest.mark.parametrize(("metric", "T"), [("l1", 2.85), ("l2", 0.6), ("cosine", 0.28)])
+def test_centroid_linkage_equals_section_i_c(metric, T):
+    """Clusters by the distances of their averages, merged until the nearest two are further apart than T."""
+    federation = world()
+    clients, params = simulated(federation, linear(1))
+    algorithm = FLHC(rounds_before=1, metric=metric, linkage="centroid", threshold=T)
+    played = play(algorithm, clients, params, 3, spec=SPEC, seed=1)
+    settings = {"n": 1, "alpha": 1.0, "metric": metric, "linkage": "centroid", "T": T, "seed": 1, "rounds": 3}
+    expected = reference.fl_hc(as_numpy(params), federation, linear(), SPEC, **settings)
+    assert 2 < len(expected[-1].clusters) < 12
+    for state, wanted in zip(played.states[1:], expected, strict=True):
+        assert clusters(state.tree) == wanted.clusters
+        for client, model in models(state.tree).items():
+            np.testing.assert_allclose(model.numpy(), wanted.w[client], atol=1e-5)
+
+
+@pytest.mark.parametrize("T", [1.2, 30.0])
+def test_updates_of_the_clustering_step_that_are_kept_equal_line_24(T):
+    """With several clusters, and with one: each goes on from w plus the mean of its members' updates."""
+    federation = world()
+    clients, params = simulated(federation, linear(1))
+    options = {"rounds_before": 2, "metric": "l2", "linkage": "complete", "threshold": T}
+    played = play(FLHC(**options, keep_updates=True), clients, params, 5, spec=SPEC, seed=1)
+    settings = {"n": 2, "alpha": 1.0, "metric": "l2", "linkage": "complete", "T": T, "seed": 1, "rounds": 5}
+    expected, discarded = (
+        reference.fl_hc(as_numpy(params), federation, linear(), SPEC, keep=keep, **settings) for keep in (True, False)
+    )
+    assert (len(expected[-1].clusters) == 1) == (T == 30.0)
+    for state, wanted in zip(played.states[1:], expected, strict=True):
+        assert clusters(state.tree) == wanted.clusters
+        for client, model in models(state.tree).items():
+            np.testing.assert_allclose(model.numpy(), wanted.w[client], atol=1e-5)
+    assert np.abs(expected[-1].w[0] - discarded[-1].w[0]).max() > 1e-3
+    trained = played.clients.asked("train", 3)[0]
+    own = {c: trained.models[c] + delta for c, delta in zip(trained.answer.ids, trained.answer.deltas, strict=True)}
+    apart = sum(float((own[c] - model).norm()) for c, model in models(played.states[3].tree).items())
+    assert played.logs[2].discrepancy == pytest.approx(apart, rel=1e-5)
+    if T != 30.0:
+        root = played.states[3].tree.nodes[0].params
+        assert torch.equal(root, played.states[2].tree.nodes[0].params), "the node keeps w"
+
+
+class SilentInRoundTwo(Around):
+    """Clients of which number 3 does not reply in round 2."""
+
+    def train(self, ids, models, assignment, this_round, anchors=None):
+        updates = self.clients.train(ids, models, assignment, this_round)
+        return updates if this_round.number != 2 else updates.select([client for client in ids if client != 3])
+
+
+def test_kept_updates_of_clients_that_did_not_reply_are_not_missed():
+    """Client 3 is silent in the clustering step: the clusters move by the mean of the others."""
+    clients, params = simulated(world(), linear(1))
+    silent = SilentInRoundTwo(clients)
+    options = {"rounds_before": 1, "metric": "l2", "linkage": "ward", "n_clusters": 2, "keep_updates": True}
+    state = play(FLHC(**options), silent, params, 2, spec=SPEC, seed=1).states[-1]
+    assert state.tree.stragglers == {0: (3,)}
+    assert len(state.tree.leaves) == 2
 
 
 @pytest.mark.parametrize(("metric", "linkage"), [("cosine", "complete"), ("l2", "average"), ("l1", "complete")])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from fedclade import CFL, ExamplePrivacy, LocalTraining, RunInterrupted, Signature, simulate
+from fedclade import CFL, ExamplePrivacy, FedGroup, LocalTraining, RunInterrupted, Signature, simulate
 from fedclade.algorithms import ALGORITHMS, build_algorithm
 from fedclade.channel.faults import Faults
 from fedclade.channel.privacy import DifferentialPrivacy
@@ -111,6 +111,19 @@ def test_a_run_that_splits_by_a_test_resumes_to_the_same_bytes(tmp_path):
         CFL(criterion="replicated", level=0.5, fallback=True), tmp_path, rounds=4, local=LocalTraining(epochs=6, lr=0.3)
     )
     assert b'"kind": "split"' in whole["events.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        CFL(eps1=0.09, eps2=0.1, stop_done_clusters=True, children_start="own_mean"),
+        FedGroup(groups=2, pretrain_scale=2, rac=True, rac_redraws=True),
+    ],
+    ids=["done clusters", "redrawn clients"],
+)
+def test_what_switches_keep_in_the_state_resumes_to_the_same_bytes(algorithm, tmp_path):
+    """The first cluster of CFL is done after round 3, and two more are after round 4."""
+    assert_same_end(algorithm, tmp_path, rounds=5)
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked", "workers"])

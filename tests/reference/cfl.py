@@ -47,12 +47,16 @@ def sgd(
     seed: int,
     number: int,
     purpose: str = "train",
+    anchor: Vector | None = None,
 ) -> Vector:
     """SGD_n(θ, D_i): the parameters after local training."""
+    pull = None if anchor is None else torch.from_numpy(anchor.astype(np.float32))
     model = torch.from_numpy(theta.astype(np.float32))
     examples = federation.examples(client.id, "train")
     draw = rng.torch_generator(seed, purpose, number, client.key)
-    delta, _ = loop.train(module, Layout.of(module), model, examples, spec, spec.lr_at(number), FittedTask(), draw)
+    delta, _ = loop.train(
+        module, Layout.of(module), model, examples, spec, spec.lr_at(number), FittedTask(), draw, pull
+    )
     return theta + delta.numpy().astype(np.float64)
 
 

@@ -6,6 +6,8 @@ Only the local SGD is the library's, with the library's random draws. Where the 
 - Line 8 calls the result of CLIENTUPDATE, which returns w (line 33), Δw. It is "the difference between the global model
   and local model parameters" (section II).
 - Line 24 sums over all K clients; those that were not in S_t sent nothing, and n is the number of examples of S_t.
+- With ``keep`` the updates of lines 7 to 9 are those of a round: line 24 moves every cluster by them.
+- ``centroid`` is "average linkage" as section I-C words it; ``average`` is UPGMA, the mean over all pairs.
 - With ``parameters`` the vectors are those of section I-C, "the parameters of the local model".
 - The hierarchical clustering algorithm (line 10) is the text of section I-C, with the linkages of its reference [7].
 """
@@ -49,6 +51,7 @@ def fl_hc(
     seed: int,
     rounds: int,
     parameters: bool = False,
+    keep: bool = False,
 ) -> list[AfterRound]:
     K = [client.id for client in federation.clients]
     by_id = {client.id: client for client in federation.clients}
@@ -72,7 +75,11 @@ def fl_hc(
     vectors = {k: w + delta for k, delta in delta_w.items()} if parameters else delta_w
     C = hierarchical_clustering(vectors, metric, linkage, T)  # line 10
     w_c = dict.fromkeys(C, w)  # lines 11 and 12
-    history.append(AfterRound(set(C), dict.fromkeys(K, w)))
+    if keep:
+        for c in C:
+            examples = sum(size[k] for k in c)
+            w_c[c] = sum(size[k] / examples * (w + delta_w[k]) for k in c)  # line 24
+    history.append(AfterRound(set(C), {k: w_c[c] for c in C for k in c}))
     for t in range(n + 2, rounds + 1):  # line 13
         draw = rng.generator(seed, "cohort", t)
         for c in sorted(C, key=lambda c: (-len(c), min(c))):
@@ -120,6 +127,9 @@ def between(a: Cluster, b: Cluster, vectors: dict[int, Vector], metric: str, lin
     """
     if linkage == "ward":
         return float(np.sqrt(2 * (scatter(a | b, vectors) - scatter(a, vectors) - scatter(b, vectors))))
+    if linkage == "centroid":
+        mean_a, mean_b = (np.mean([vectors[k] for k in c], axis=0) for c in (a, b))
+        return METRICS[metric](mean_a, mean_b)
     apart = [METRICS[metric](vectors[i], vectors[j]) for i in a for j in b]
     return {"single": min, "complete": max, "average": np.mean}[linkage](apart)
 

@@ -1,5 +1,6 @@
 """Scores, gaps and norms over the rounds, against runs whose numbers were put there by hand."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -128,6 +129,20 @@ def test_norms_have_both_criteria_and_their_thresholds(split_run):
     assert lines(bottom)["ε₁ of 1"] == [(2, 0.1), (3, 0.1), (4, 0.1)]
     by_date = replace(split_run, config={"algorithm": {"eps1": 0.1, "eps2": 0.5, "split_rounds": [2]}})
     assert not marks(norms_picture(RunView(by_date)).panels[1], Rule), "ε₁ decides nothing"
+
+
+@pytest.mark.parametrize(
+    ("settings", "drawn"),
+    [
+        ({"eps2": math.inf}, False),
+        ({"similarity": "gradients"}, False),
+        ({"compared_at": "stationary"}, False),
+        ({"similarity": "gradients", "compared_at": "stationary", "eps2_of": "updates"}, True),
+    ],
+)
+def test_a_threshold_is_drawn_only_if_the_norms_of_the_updates_are_held_against_it(split_run, settings, drawn):
+    run = replace(split_run, config={"algorithm": {"eps1": 0.1, "eps2": 0.5, **settings}})
+    assert bool(marks(norms_picture(RunView(run)).panels[0], Rule)) == drawn
 
 
 def test_norms_of_zero_are_drawn_on_a_linear_scale(make_run):

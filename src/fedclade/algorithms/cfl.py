@@ -6,9 +6,16 @@ Where the paper leaves a choice, this file makes it:
   With equal sizes it is the same.
 - Algorithms 2 and 3 end: a cluster is done when its mean update is below ε₁, and all of its updates are below ε₂
   (eq. 34) or the split is rejected. A run trains for as many rounds as it is told, so that methods can be compared;
-  with ``stop_when_stationary`` it ends in the first round in which every cluster is done.
+  with ``stop_when_stationary`` it ends in the first round in which every cluster is done. With ``stop_done_clusters``
+  a cluster that is done trains no more (Algorithm 3 line 10), and the run ends when all are done.
 - A cluster's children go on from θ + Δθ_c, the model that its last round led to (Algorithm 2 line 7, then Algorithm 3
-  lines 7 and 8). The node itself keeps θ, at which the updates before the split were made (eq. 47).
+  lines 7 and 8). The node itself keeps θ, at which the updates before the split were made (eq. 47). The authors'
+  published code moves each child by the mean of its own members' updates (``children_start = "own_mean"``).
+- Clients are compared at θ, by "the clients' latest transmitted updates" (section III; Algorithm 5 line 15). Lines 3 to
+  6 of Algorithm 3 take α and ε₂ at the stationary point θ*, which is θ + Δθ_c: ``compared_at = "stationary"`` asks all
+  members once more, at θ*. Compared by updates, the node keeps θ*, as eq. 47 has it.
+- Eqs. 33 and 34 and Algorithm 3 line 6 hold ε₂ against gradients, Algorithm 5 line 14 against updates. So with
+  ``similarity = "gradients"`` ε₂ is in the units of a gradient; ``eps2_of = "updates"`` takes updates all the same.
 - Under secure aggregation nobody knows the norm of a single update, and eq. 33 takes the root mean square of the
   members' norms in place of the largest. A cluster is so split later, if at all.
 - With a client fraction below 1 the criteria are first looked at on the cohort. If they call for a split, the absent
@@ -27,10 +34,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.algorithms.base import Algorithm, RoundLog
+from fedclade.algorithms.base import Algorithm, RoundLog, sample
 from fedclade.algorithms.cluster_update import ClusterUpdate, log_of, move_clusters, place_stragglers, train_clusters
 from fedclade.algorithms.fallback import best_on_validation, train_beside
 from fedclade.algorithms.replicated_splits import SplitTest, train_and_test
@@ -52,7 +60,18 @@ from fedclade.core import (
     require,
 )
 
-BY_THRESHOLDS = ("eps1", "eps2", "gamma_max", "similarity", "split_rounds", "stop_when_stationary")
+BY_THRESHOLDS = (
+    "eps1",
+    "eps2",
+    "eps2_of",
+    "gamma_max",
+    "similarity",
+    "compared_at",
+    "children_start",
+    "split_rounds",
+    "stop_when_stationary",
+    "stop_done_clusters",
+)
 """Settings of what a test decides without them."""
 
 
@@ -67,6 +86,23 @@ class CFLState(State):
     stationary: bool = False
     parts: int = 0
     part_size: int = 0
+    done: tuple[int, ...] | None = None
+    """With ``stop_done_clusters``, the nodes of the clusters that train no more."""
+
+
+@dataclass(frozen=True, eq=False)
+class Examined:
+    """One cluster's part of a round, and what decides whether it is split."""
+
+    part: ClusterUpdate
+    node: Node
+    """The cluster, with the model at which ``updates`` were made; a split leaves the node that model."""
+    updates: Updates
+    """The members' updates that a split caches (eq. 47)."""
+    criteria: SplitCriteria
+    """The criteria that decide; those of ``part`` are about the round's own updates, for the log."""
+    decides: bool = True
+    """Whether enough members replied to be compared."""
 
 
 @checked()
@@ -81,11 +117,23 @@ class CFL(Algorithm[CFLState]):
         parameter units. ``"auto"``: a tenth of the largest such norm seen in the cluster and its ancestors (the rule of
         thumb of the journal version).
     eps2
-        ε₂ of eq. 33: its members disagree when the largest norm of an update is above this, in parameter units.
+        ε₂ of eqs. 33 and 34: its members disagree when the largest norm of an update is above this, in parameter units;
+        with gradients in the units of these.
+    eps2_of
+        What ε₂ is held against: what is ``compared`` by ``similarity`` and ``compared_at`` (eq. 34; Algorithm 3,
+        line 6), or always the round's ``updates``. By default these are the same (Algorithm 5, line 14).
     gamma_max
         γ_max of eq. 39, in [0, 1): how noisy updates may be; a bi-partition that such noise could explain is rejected.
     similarity
         α from weight ``updates`` (eq. 51) or from full ``gradients`` at the same model (eq. 50).
+    compared_at
+        The model at which members of a cluster that may be split are compared: at the ``round_start``, before the step
+        that led to the stationary point (Algorithm 5, line 15), or at the ``stationary`` point θ* itself (Algorithm 3,
+        lines 3 to 6). The latter asks for one more update, or gradient, of every member.
+    children_start
+        The model that the children of a split start from: the cluster's after its step by the mean of all members, the
+        ``cluster_mean`` (Algorithm 3, lines 7 and 8), or each child's after a step by the mean of its own members, the
+        ``own_mean``, as in the authors' published code.
     split_rounds
         Split in these rounds only, counted from 1, whether or not eq. 32 holds (figure 8); eqs. 33 and 39 still decide
         which clusters. Empty: whenever eq. 32 holds.
@@ -96,6 +144,10 @@ class CFL(Algorithm[CFLState]):
     stop_when_stationary
         End the run when every cluster is near a stationary point (eq. 32, the end of Algorithm 2) and is not to be
         split (eq. 34, or eq. 39: the end of Algorithm 3); with ``split_rounds`` not before the last of them.
+    stop_done_clusters
+        Whether each cluster trains no more once it is near a stationary point and is not to be split (Algorithm 3,
+        line 10). The run ends when all clusters are done. With a client fraction below 1 it is the cohort that is near
+        a stationary point. Not with ``fallback``, whose root trains on.
     fallback
         After the first split train the root's model on beside the clusters', as plain federated learning does, and
         serve each client with that model on its path that validation data speaks for
@@ -113,12 +165,16 @@ class CFL(Algorithm[CFLState]):
 
     eps1: float | Literal["auto"] = "auto"
     eps2: float = 1.0
+    eps2_of: Literal["compared", "updates"] = "compared"
     gamma_max: float = 0.0
     similarity: Literal["updates", "gradients"] = "updates"
+    compared_at: Literal["round_start", "stationary"] = "round_start"
+    children_start: Literal["cluster_mean", "own_mean"] = "cluster_mean"
     split_rounds: tuple[int, ...] = ()
     min_cluster_size: int = 1
     weighted: bool = True
     stop_when_stationary: bool = False
+    stop_done_clusters: bool = False
     fallback: bool = False
     criterion: Literal["thresholds", "replicated"] = "thresholds"
     level: float = 0.01
@@ -126,9 +182,26 @@ class CFL(Algorithm[CFLState]):
     def __post_init__(self) -> None:
         eps1_holds = self.eps1 == "auto" if isinstance(self.eps1, str) else self.eps1 > 0
         known, criteria = ("updates", "gradients"), ("thresholds", "replicated")
+        held_against, models = ("compared", "updates"), ("round_start", "stationary")
+        starts = ("cluster_mean", "own_mean")
+        all_train = not (self.fallback and self.stop_done_clusters)
         require(
             ("algorithm.eps1", self.eps1, eps1_holds, "greater than 0, or 'auto'"),
             ("algorithm.eps2", self.eps2, self.eps2 > 0, "greater than 0"),
+            ("algorithm.eps2_of", self.eps2_of, self.eps2_of in held_against, "'compared' or 'updates'"),
+            ("algorithm.compared_at", self.compared_at, self.compared_at in models, "'round_start' or 'stationary'"),
+            (
+                "algorithm.children_start",
+                self.children_start,
+                self.children_start in starts,
+                "'cluster_mean' or 'own_mean'",
+            ),
+            (
+                "algorithm.stop_done_clusters",
+                self.stop_done_clusters,
+                all_train,
+                "false with fallback = true, whose root all clients train on",
+            ),
             ("algorithm.gamma_max", self.gamma_max, 0 <= self.gamma_max < 1, "in [0, 1)"),
             ("algorithm.similarity", self.similarity, self.similarity in known, "'updates' or 'gradients'"),
             ("algorithm.split_rounds", self.split_rounds, all(r >= 1 for r in self.split_rounds), "rounds from 1 on"),
@@ -160,7 +233,15 @@ class CFL(Algorithm[CFLState]):
     @property
     def needs_updates(self) -> bool:
         """Whether a step works on the updates of single clients: sums over all of them carry their weights."""
-        return not self.weighted
+        return not self.weighted or self.children_start == "own_mean"
+
+    def cohort(self, state: CFLState, fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
+        """Sample the clients of a round, without those in clusters that train no more."""
+        if not state.done:
+            return super().cohort(state, fraction, draw)
+        waiting = [members for _, members in sorted(state.tree.stragglers.items())]
+        clusters = [leaf.members for leaf in state.tree.leaves if leaf.members and leaf.id not in state.done]
+        return tuple(client for members in (*clusters, *waiting) for client in sample(members, fraction, draw))
 
     def init(self, params: Tensor, clients: Clients) -> CFLState:
         """Put all clients in one cluster (line 3)."""
@@ -174,7 +255,10 @@ class CFL(Algorithm[CFLState]):
         self, state: CFLState, cohort: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[CFLState, RoundLog]:
         """Run one round of Algorithm 5 (lines 5 to 23)."""
+        if not cohort:  # all clients that are there are in clusters that are done
+            return state, RoundLog({}, {})
         tests: Mapping[int, SplitTest] = {}
+        examined: list[Examined] = []
         if self.criterion == "replicated":
             parting = Parting(state.parts, state.part_size) if state.parts else None
             parts, tests = train_and_test(
@@ -182,15 +266,18 @@ class CFL(Algorithm[CFLState]):
             )
         else:
             parts = train_clusters(state, cohort, clients, this_round, weighted=self.weighted)  # lines 5 to 9
-            parts = [self._completed(part, state, clients, this_round) for part in parts]
+            examined = [self._examined(part, state, clients, this_round) for part in parts]
+            parts = [each.part for each in examined]
         peaks = _raised(state.peaks, parts)
-        tree = move_clusters(state.tree, parts)  # line 13; line 7 of the next round
-        tree, events = place_stragglers(tree, parts)
-        for part in parts if self.criterion == "thresholds" else ():
-            node, two = state.tree.nodes[part.node], part.criteria.bipartition
-            if self._calls_for_split(node, part, peaks, this_round) and two:  # line 14
-                clusters, numbers = (two.first, two.second), part.criteria.numbers
-                tree, event = self._split(tree, node, part.updates, clusters, numbers, this_round)  # lines 15 to 19
+        moved = move_clusters(state.tree, parts)  # line 13; line 7 of the next round
+        tree, events = place_stragglers(moved, parts)
+        for each in examined:
+            two = each.criteria.bipartition
+            if self._calls_for_split(each, peaks, this_round) and two:  # line 14
+                clusters, numbers = (two.first, two.second), each.criteria.numbers
+                tree, event = self._split(
+                    tree, each.node, each.updates, clusters, numbers, this_round
+                )  # lines 15 to 19
                 events.append(event)
         for number, test in tests.items():
             events.append(test.event)
@@ -201,13 +288,17 @@ class CFL(Algorithm[CFLState]):
         if self.fallback and len(state.tree.nodes) > 1:
             tree = tree.continued(train_beside(state.tree, cohort, clients, this_round, weighted=self.weighted))
         elif self.fallback and len(tree.nodes) > 1:  # in the round of its split the root was trained already
-            tree = tree.continued(tree.nodes[1].params)
+            tree = tree.continued(moved.nodes[0].params)
         phase = "split" if any(isinstance(event, ClusterSplit) for event in events) else "train"
-        may_end = self.stop_when_stationary and this_round.number >= max(self.split_rounds, default=0)
-        stationary = may_end and phase == "train" and self._all_stationary(state.tree, parts, peaks)
+        resting = {*(state.done or ()), *self._resting(examined, peaks, this_round)}
+        resting -= {event.node for event in events if isinstance(event, ClusterSplit)}
+        may_end = self.stop_when_stationary or self.stop_done_clusters
+        peopled = {leaf.id for leaf in tree.leaves if leaf.members}
+        stationary = may_end and not state.tree.stragglers and resting >= peopled
         if stationary:
             events.append(Stationary(0, len(state.tree.leaves)))
-        state = replace(state, tree=tree, peaks=_inherited(peaks, tree), stationary=stationary)
+        done = tuple(sorted(resting)) if self.stop_done_clusters and resting else None
+        state = replace(state, tree=tree, peaks=_inherited(peaks, tree), stationary=stationary, done=done)
         return state, log_of(parts, events, phase)
 
     def finished(self, state: CFLState) -> bool:
@@ -218,41 +309,73 @@ class CFL(Algorithm[CFLState]):
         """Return the node whose model each client is served with."""
         return best_on_validation(state.tree, clients) if self.fallback else super().serve(state, clients)
 
-    def _calls_for_split(self, node: Node, part: ClusterUpdate, peaks: Tensor, this_round: Round) -> bool:
+    @property
+    def _compares_again(self) -> bool:
+        """Whether members of a cluster that may be split are asked for something else than the round's updates."""
+        return self.similarity == "gradients" or self.compared_at == "stationary"
+
+    def _calls_for_split(self, examined: Examined, peaks: Tensor, this_round: Round) -> bool:
+        """Return whether a cluster is near a stationary point, and its members are not (eqs. 32 and 33)."""
+        near = self._may_split(examined.node, examined.part, peaks, this_round)
+        return near and examined.decides and examined.criteria.max_norm > self.eps2
+
+    def _may_split(self, node: Node, part: ClusterUpdate, peaks: Tensor, this_round: Round) -> bool:
+        """Return whether a cluster can be split, and is near a stationary point (eq. 32) or in a round of splits."""
         if len(node.members) < 2 or not part.enough or part.waits:
             return False
-        near = this_round.number in self.split_rounds if self.split_rounds else self._is_stationary(part, peaks)
-        return near and part.criteria.max_norm > self.eps2  # eq. 33
+        return this_round.number in self.split_rounds if self.split_rounds else self._is_stationary(part, peaks)
 
     def _is_stationary(self, part: ClusterUpdate, peaks: Tensor) -> bool:
         """Return whether a cluster is near a stationary point of its objective (eq. 32)."""
         eps1 = float(peaks[part.node]) / 10 if self.eps1 == "auto" else self.eps1
         return part.criteria.mean_norm < eps1
 
-    def _all_stationary(self, tree: ParameterTree, parts: Sequence[ClusterUpdate], peaks: Tensor) -> bool:
-        """Return whether every cluster has answered, and is near a stationary point."""
-        ready = {part.node for part in parts if part.enough and not part.waits and self._is_stationary(part, peaks)}
-        return not tree.stragglers and ready >= {leaf.id for leaf in tree.leaves if leaf.members}
+    def _resting(self, examined: Sequence[Examined], peaks: Tensor, this_round: Round) -> set[int]:
+        """Return the clusters that are near a stationary point and have been compared, if no split is to come."""
+        if this_round.number < max(self.split_rounds, default=0):
+            return set()
+        replied = [each for each in examined if each.part.enough and not each.part.waits and each.decides]
+        return {each.part.node for each in replied if self._is_stationary(each.part, peaks)}
 
-    def _completed(self, part: ClusterUpdate, state: CFLState, clients: Clients, this_round: Round) -> ClusterUpdate:
-        """Compare the clients; for a split with the updates of absent members as well, or by gradients (eq. 50)."""
-        node, updates = state.tree.nodes[part.node], part.updates
-        if not self._calls_for_split(node, part, state.peaks, this_round):
-            return part.compared()
+    def _examined(self, part: ClusterUpdate, state: CFLState, clients: Clients, this_round: Round) -> Examined:
+        """Compare the members of a cluster. For a split all members are asked, also those outside of the cohort."""
+        node = state.tree.nodes[part.node]
+        by_updates = not self._compares_again or self.eps2_of == "updates"
+        may_split = self._may_split(node, part, state.peaks, this_round)
+        if not may_split or (by_updates and part.criteria.max_norm <= self.eps2):
+            part = part.compared()
+            return Examined(part, node, part.updates, part.criteria)
         from_all = replace(this_round, require_all=True)
-        answered = set(updates.ids)
-        absent = [member for member in node.members if member not in answered]
-        models = node.params[None]
-        if absent:
-            updates = updates.concat(clients.train(absent, models, [0] * len(absent), from_all)).select(node.members)
-        moved = mean(updates, weighted=self.weighted)
-        criteria = SplitCriteria.of(updates, moved)
-        compared = updates
+        part = self._with_absent_members(part, node, clients, from_all)
+        if self._compares_again and not self._may_split(node, part, state.peaks, this_round):
+            part = part.compared()  # with all members it is not near a stationary point
+            return Examined(part, node, part.updates, part.criteria)
+        updates = compared = part.updates
+        ids, rows = updates.ids, [0] * len(updates.ids)
+        model = node.params
+        if self.compared_at == "stationary" and part.step is not None:
+            model = model + part.step  # θ*, to which the tree moves the cluster
         if self.similarity == "gradients":
-            compared = clients.gradients(updates.ids, models, [0] * len(updates.ids), from_all)
-        if compared is updates or len(compared.ids) > 1:
-            criteria = criteria.compared(compared.signatures, compared.ids)
-        return replace(part, updates=updates, mean=moved, criteria=criteria)
+            compared = clients.gradients(ids, model[None], rows, from_all)
+        elif self.compared_at == "stationary":
+            again = replace(from_all, purpose="stationary")
+            updates = compared = clients.train(ids, model[None], rows, again).select(ids)
+            node = replace(node, params=model)
+        if self._compares_again and len(compared.ids) < 2:
+            return Examined(part, node, updates, part.criteria, decides=False)
+        part = replace(part, criteria=part.criteria.compared(compared.signatures, compared.ids))
+        criteria = part.criteria if by_updates else replace(part.criteria, max_norm=float(compared.norms.max()))
+        return Examined(part, node, updates, criteria)
+
+    def _with_absent_members(self, part: ClusterUpdate, node: Node, clients: Clients, from_all: Round) -> ClusterUpdate:
+        """Ask the members outside of the cohort for their updates at the same model, and measure all members'."""
+        replied = set(part.updates.ids)
+        updates = part.updates
+        if absent := [member for member in node.members if member not in replied]:
+            more = clients.train(absent, node.params[None], [0] * len(absent), from_all)
+            updates = updates.concat(more).select(node.members)
+        moved = mean(updates, weighted=self.weighted)
+        return replace(part, updates=updates, mean=moved, criteria=SplitCriteria.of(updates, moved))
 
     def _split(
         self,
@@ -263,7 +386,10 @@ class CFL(Algorithm[CFLState]):
         criteria: Mapping[str, float],
         this_round: Round,
     ) -> tuple[ParameterTree, Event]:
-        """Split a cluster in two, unless the noise that γ_max allows for could explain it (eq. 39)."""
+        """Split a cluster in two, unless the noise that γ_max allows for could explain it (eq. 39).
+
+        The node keeps the model of ``before``, at which the updates ``made`` were made.
+        """
         because, smallest = "", min(map(len, clusters))
         if "gamma_bound" in criteria and criteria["gamma_bound"] <= self.gamma_max:  # line 18
             because = f"gamma_bound <= {self.gamma_max}"
@@ -279,6 +405,10 @@ class CFL(Algorithm[CFLState]):
             round_number=this_round.number,
             criteria=criteria,
         )
+        if self.children_start == "own_mean":
+            for child in tree.children(before.id):
+                step = mean(made.select(child.members), weighted=self.weighted)
+                tree = tree.with_model(child.id, before.params + step)
         children = tuple(child.id for child in tree.children(before.id))
         return tree, ClusterSplit(before.id, **criteria, clusters=tuple(clusters), children=children)
 

@@ -4,13 +4,18 @@ Where the paper leaves a choice, this file makes it:
 
 - The round that asks all clients for Δw is a round of its own and moves no model: line 12 starts every cluster from the
   w at which the updates were made. With one cluster as the answer, FL+HC is FedAvg that paused for a round.
+  With ``keep_updates`` the clustering step's training is not thrown away: each cluster starts from w plus the mean of
+  its members' Δw, as line 24 would move it.
 - Clients that do not answer in it, though they are asked again, wait in no cluster, with the joint model w. When one
   answers in a later round, from w as the others did, it joins the cluster with the update most like its own. With too
   few answers to cluster, the round is held again.
 - Clients are compared by their updates Δw (line 8, section II). Section I-C has "the parameters of the local model",
   w + Δw (``compare = "parameters"``): that is the same for l1 and l2, but for cosine the common w hides what differs.
 - Average linkage is the mean distance over all pairs (UPGMA). Section I-C compares the averages of the clusters, which
-  is centroid linkage and can merge at falling distances, against the monotonicity that the same section counts on.
+  is ``linkage = "centroid"``: it can merge at falling distances, against the monotonicity that the same section counts
+  on.
+- Line 27 splits a client's data into batches before the epochs begin, so that all epochs pass through the same ones.
+  Here every epoch has an order of its own, as with all methods, unless the local training has ``reshuffle = false``.
 - The paper tries several thresholds T and reports the best. Without one, T is where the merge heights have their
   largest relative gap, if that is wider than chance makes it: :func:`~fedclade.clustering.n_clusters_by_gap`.
 - Single linkage of many thousands of clients is found by a minimum spanning tree, which is the same. The other linkages
@@ -39,7 +44,18 @@ from fedclade.algorithms.cluster_update import (
 )
 from fedclade.algorithms.hierarchical import cut_rules, merged
 from fedclade.algorithms.state import State
-from fedclade.clustering import LINKAGES, METRICS, MOST_PAIRED, agglomerate, distances, single_linkage, to_nearest_mean
+from fedclade.clustering import (
+    CENTROID,
+    LINKAGES,
+    METRICS,
+    MOST_PAIRED,
+    Merges,
+    agglomerate,
+    centroid_linkage,
+    distances,
+    single_linkage,
+    to_nearest_mean,
+)
 from fedclade.core import (
     Clients,
     Clustered,
@@ -49,9 +65,12 @@ from fedclade.core import (
     ParameterTree,
     Postponed,
     Round,
+    Updates,
     checked,
+    mean,
     require,
     rng,
+    row_norms,
     unknown,
 )
 
@@ -78,7 +97,8 @@ class FLHC(Algorithm[FLHCState]):
     metric
         Of the distance between two updates: ``l1``, ``l2`` or ``cosine``.
     linkage
-        Of the distance between two clusters: ``single``, ``complete``, ``average``, or ``ward``, with ``l2`` only. The
+        Of the distance between two clusters: ``single``, ``complete``, ``average`` (the mean over all pairs, UPGMA),
+        ``centroid`` (the distance of the means, the wording of section I-C), or ``ward``, with ``l2`` only. The
         defaults, ``l1`` and ``complete``, are the paper's for clients of whom nothing is known.
     threshold
         T: clusters merge up to this distance, in parameter units, or in [0, 2] for ``cosine``. ``"auto"``, as when it
@@ -92,6 +112,9 @@ class FLHC(Algorithm[FLHCState]):
         Of more clients, so many are drawn and clustered, and each other joins the cluster with the nearest mean. Not
         with ``single``, which is exact for any number of them. The other linkages are exact, too, where it is left out,
         for up to 20,000 clients; for more it has to be given.
+    keep_updates
+        Whether each cluster starts from the model w plus the mean of its members' updates Δw, weighted by their numbers
+        of examples. If false, as in Algorithm 1 line 12, it starts from w, and the clustering step moves no model.
     """
 
     state_type = FLHCState
@@ -104,9 +127,11 @@ class FLHC(Algorithm[FLHCState]):
     n_clusters: int | None = None
     compare: Literal["updates", "parameters"] = "updates"
     sample: int | None = None
+    keep_updates: bool = False
 
     def __post_init__(self) -> None:
-        for kind, name, known in (("metric", self.metric, METRICS), ("linkage", self.linkage, LINKAGES)):
+        linkages = (*LINKAGES, CENTROID)
+        for kind, name, known in (("metric", self.metric, METRICS), ("linkage", self.linkage, linkages)):
             if name not in known:
                 raise ConfigError(unknown(kind, name, known))
         compared = ("updates", "parameters")
@@ -125,7 +150,7 @@ class FLHC(Algorithm[FLHCState]):
     @property
     def needs_updates(self) -> bool:
         """Whether a step works on the updates of single clients."""
-        return self.compare == "parameters"
+        return self.compare == "parameters" or self.keep_updates
 
     @property
     def compares_lengths(self) -> bool:
@@ -160,7 +185,10 @@ class FLHC(Algorithm[FLHCState]):
         if not part.enough or len(part.updates.ids) < needed:
             return state, log_of([part], [Postponed(part.node, len(part.updates.ids), needed)], phase="cluster")
         tree, events = self._clustered(state.tree, part, this_round)
-        log = replace(log_of([part], events, phase="cluster"), discrepancy=None)  # no model moves
+        discrepancy = None  # as no model moves
+        if self.keep_updates:
+            tree, discrepancy = _moved_by_updates(tree, part.updates)
+        log = replace(log_of([part], events, phase="cluster"), discrepancy=discrepancy)
         return FLHCState(tree, clustered=True), log
 
     def _clustered(
@@ -194,10 +222,10 @@ class FLHC(Algorithm[FLHCState]):
             return merged(ids, single_linkage(vectors, self.metric), *how)
         self.check_clients(len(ids))
         if self.sample is None or len(ids) <= self.sample:
-            return merged(ids, agglomerate(distances(vectors, self.metric), self.linkage), *how)
+            return merged(ids, self._merges(vectors), *how)
         draw = rng.generator(this_round.seed, "linkage sample", this_round.number)
         drawn = np.sort(draw.choice(len(ids), self.sample, replace=False))
-        merges = agglomerate(distances(vectors[torch.from_numpy(drawn)], self.metric), self.linkage)
+        merges = self._merges(vectors[torch.from_numpy(drawn)])
         some, height, event = merged([ids[place] for place in drawn], merges, *how)
         cluster_of = {client: number for number, cluster in enumerate(some) for client in cluster}
         labels = np.array([cluster_of[ids[place]] for place in drawn])
@@ -205,3 +233,25 @@ class FLHC(Algorithm[FLHCState]):
         clusters = [[ids[place] for place in np.flatnonzero(found == number).tolist()] for number in range(len(some))]
         clusters.sort(key=lambda cluster: (-len(cluster), cluster[0]))
         return clusters, height, replace(event, sizes=tuple(map(len, clusters)))
+
+    def _merges(self, vectors: Tensor) -> Merges:
+        """Merge clients by their vectors ``[m, R]`` until one cluster is left."""
+        if self.linkage == CENTROID:
+            return centroid_linkage(vectors, self.metric)
+        return agglomerate(distances(vectors, self.metric), self.linkage)
+
+
+def _moved_by_updates(tree: ParameterTree, updates: Updates) -> tuple[ParameterTree, float]:
+    """Move every cluster's model by the mean of its members' updates (Algorithm 1, line 24), made at the root's model.
+
+    Return the tree, and how far the clients' models are from those of their clusters then, in all.
+    """
+    discrepancy = 0.0
+    replied = set(updates.ids)
+    for leaf in tree.leaves:
+        of_cluster = updates.select([client for client in leaf.members if client in replied])
+        step = mean(of_cluster)
+        tree = tree.moved(leaf.id, step)
+        D = updates.n_parameters
+        discrepancy += float(row_norms(of_cluster.required_deltas[:, :D], step[:D]).sum())
+    return tree, discrepancy

@@ -32,10 +32,9 @@ import torch
 
 from fedclade.algorithms.base import RoundLog
 from fedclade.algorithms.cluster_update import ClusterUpdate, membership_events, move_clusters
-from fedclade.algorithms.fedgroup import FedGroup
+from fedclade.algorithms.fedgroup import FedGroup, FedGroupState
 from fedclade.algorithms.groups import GroupDirection
-from fedclade.algorithms.state import State
-from fedclade.core import Clients, DataSpec, ParameterTree, Round, ShiftQuery, checked, inter_group, require
+from fedclade.core import Clients, DataSpec, Event, ParameterTree, Round, ShiftQuery, checked, inter_group, require
 
 
 @checked()
@@ -83,7 +82,9 @@ class FlexCFL(FedGroup):
         if self.migrate:
             ShiftQuery((), 1, self.shift_share, self.by_label).labels(spec)
 
-    def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
+    def step(
+        self, state: FedGroupState, cohort: Sequence[int], clients: Clients, this_round: Round
+    ) -> tuple[FedGroupState, RoundLog]:
         """Let clients that have shifted migrate; then run one round as FedGroup does."""
         if not self.migrate:
             return super().step(state, cohort, clients, this_round)
@@ -91,23 +92,25 @@ class FlexCFL(FedGroup):
         answers = clients.shifts(ids, this_round.number, self.shift_share, self.by_label).tolist()
         shifted = [c for c, has in zip(ids, answers, strict=True) if has and before.leaf_of[c]]
         if shifted:
-            left = State(before.reassigned(dict.fromkeys(shifted, 0)))
-            state = self._client_cold_start(left, shifted, clients, this_round, at_random=False)  # as in the code
+            left = replace(state, tree=before.reassigned(dict.fromkeys(shifted, 0)))
+            state, _ = self._client_cold_start(left, shifted, clients, this_round, at_random=False)  # as in the code
         migrated = [client for client in shifted if state.tree.leaf_of[client] != before.leaf_of[client]]
         after, log = super().step(state, cohort, clients, this_round)
         events = membership_events(before, state.tree) if shifted else []
         numbers = {"clients_shifted": float(len(shifted)), "clients_migrated": float(len(migrated))}
         return after, replace(log, events=(*events, *log.events), numbers={**log.numbers, **numbers})
 
-    def _group_cold_start(self, state: State, clients: Clients, this_round: Round) -> tuple[State, list[ClusterUpdate]]:
+    def _group_cold_start(
+        self, state: FedGroupState, clients: Clients, this_round: Round
+    ) -> tuple[FedGroupState, list[ClusterUpdate], list[Event]]:
         """Found groups as FedGroup does; each remembers the model that it begins with."""
-        founded, pretrained = super()._group_cold_start(state, clients, this_round)
+        founded, pretrained, events = super()._group_cold_start(state, clients, this_round)
         tree = founded.tree
         if tree is not state.tree:
             for leaf in tree.leaves:
                 tree = tree.trained(leaf.id, torch.zeros_like(leaf.params))
             tree = tree.continued(_mean_of_groups(tree))
-        return State(tree), pretrained
+        return replace(founded, tree=tree), pretrained, events
 
     def _moved(self, tree: ParameterTree, trained: Sequence[ClusterUpdate]) -> ParameterTree:
         """Return the tree after groups moved by what their clients trained, and towards each other (eq. 4)."""

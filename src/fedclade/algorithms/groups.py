@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from fedclade.clustering import Assignment, Labels, Similarity, Step, all_of, cosines, fits_by_loss, leaf_losses
-from fedclade.core import Clients, ParameterTree, Round, Updates, inter_group, mean
+from fedclade.core import Clients, ParameterTree, Round, Updates, inter_group, mean, row_norms
 
 GroupDirection = Literal["update", "position", "first"]
 """Of a group: its latest update, where its model is from the root's, or where the model that it began with is."""
@@ -22,6 +22,24 @@ def pretrain(
     spec = replace(this_round.spec.in_epochs(1), mu=0.0)
     spec = spec if steps is None else replace(spec, epochs=None, steps=steps)
     return clients.train(ids, *tree.models([0] * len(ids)), replace(this_round, spec=spec, purpose="pretrain"))
+
+
+def continued(begun: Updates, tree: ParameterTree, clients: Clients, this_round: Round) -> Updates:
+    """Let clients that pre-trained for an epoch train for the other E − 1, each from where it is.
+
+    Their updates are from the root's model, at which they began, to where they end (end of section III).
+    """
+    more_epochs = (this_round.spec.epochs or 1) - 1
+    if more_epochs == 0:
+        return begun
+    n, root = len(begun.ids), tree.nodes[0].params
+    models = torch.cat([root + begun.required_deltas, root[None]])
+    go_on = replace(this_round, spec=this_round.spec.in_epochs(more_epochs), communicates="updates")
+    anchors = [n] * n if this_round.uses_anchors else None
+    more = clients.train(begun.ids, models, list(range(n)), go_on, anchors=anchors)
+    deltas = begun.select(more.ids).required_deltas + more.required_deltas
+    # The groups are trained by whole updates; sketches of the second part alone would be those of no update.
+    return replace(more, deltas=deltas, norms=row_norms(deltas[:, : more.n_parameters]), sketches=None)
 
 
 def with_groups(tree: ParameterTree, updates: Updates, groups: Labels, *, weighted: bool = False) -> ParameterTree:

@@ -16,7 +16,17 @@ from fedclade.clustering.descriptors import (
     without_labels,
 )
 from fedclade.clustering.far_branches import FarGroup, far_groups
-from fedclade.clustering.linkage import LINKAGES, Merges, agglomerate, cut, cut_height, n_clusters_by_gap, where_to_cut
+from fedclade.clustering.linkage import (
+    CENTROID,
+    LINKAGES,
+    Merges,
+    agglomerate,
+    centroid_linkage,
+    cut,
+    cut_height,
+    n_clusters_by_gap,
+    where_to_cut,
+)
 from fedclade.clustering.part_similarity import (
     VIEWS,
     client_similarity,
@@ -57,9 +67,10 @@ from fedclade.clustering.similarity import (
 from fedclade.clustering.spanning_tree import single_linkage
 from fedclade.clustering.split_half import Finding, Replicates, find_clusters, gain, same_partition
 from fedclade.clustering.subspace_angles import angles, nearest_vectors
-from fedclade.clustering.ternary import k_means, ternary_similarity
+from fedclade.clustering.ternary import Points, k_means, ternary_similarity
 
 __all__ = [
+    "CENTROID",
     "LINKAGES",
     "METRICS",
     "MOST_PAIRED",
@@ -72,6 +83,7 @@ __all__ = [
     "Labels",
     "Merges",
     "PartFinding",
+    "Points",
     "Replicates",
     "Similarity",
     "SplitCriteria",
@@ -83,6 +95,7 @@ __all__ = [
     "are_signs",
     "cell_points",
     "centres_of_cells",
+    "centroid_linkage",
     "client_similarity",
     "cosine_similarity",
     "cosines",

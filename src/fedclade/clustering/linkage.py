@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 import scipy
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from fedclade.clustering.similarity import Distances, Labels
+from fedclade.clustering.similarity import Distances, Labels, cosines, distances
 from fedclade.core import ConfigError, UpdateError, unknown
 
 Merges = NDArray[np.float64]
 """What merges with what, at which distance, ``[n-1, 4]`` as SciPy has it."""
 
 LINKAGES = ("single", "complete", "average", "ward")
+"""Linkages that need the distances of all pairs of clients, and nothing else of them."""
+
+CENTROID = "centroid"
+"""Linkage by the distance of the clusters' means, see :func:`centroid_linkage`."""
 
 
 def agglomerate(apart: Distances, method: str) -> Merges:
@@ -45,6 +51,70 @@ def agglomerate(apart: Distances, method: str) -> Merges:
     if not np.isfinite(apart).all():
         raise UpdateError(f"distances should be finite, got {np.count_nonzero(~np.isfinite(apart))} that are not")
     return scipy.cluster.hierarchy.linkage(apart, method=method) if len(apart) else np.empty((0, 4))
+
+
+def centroid_linkage(vectors: Tensor, metric: str) -> Merges:
+    """Merge clients, then clusters, the two whose means are nearest first, until one cluster is left.
+
+    "Average linkage averages the samples within each cluster and compares distances based on these averages" (Briggs et
+    al. 2020, section I-C). Unlike with the linkages of :func:`agglomerate`, a merge may be at a smaller distance than
+    the merge before it.
+
+    Parameters
+    ----------
+    vectors
+        Updates or other signatures of m clients, ``[m, R]``. A copy in float64 is held meanwhile.
+    metric
+        ``l1``, ``l2`` or ``cosine``; a ConfigError for another.
+
+    Returns
+    -------
+    numpy.ndarray
+        ``[m-1, 4]`` as SciPy has it; see :func:`agglomerate`. Of equal distances the first pair of clients counts.
+
+    Raises
+    ------
+    UpdateError
+        If an entry of a vector is not finite.
+    """
+    if wrong := int((~torch.isfinite(vectors).all(dim=1)).sum()):
+        raise UpdateError(f"updates to be clustered should be finite, got {wrong} that are not")
+    m = len(vectors)
+    if m < 2:
+        return np.empty((0, 4))
+    apart = scipy.spatial.distance.squareform(distances(vectors, metric), checks=False)
+    np.fill_diagonal(apart, np.inf)
+    means = vectors.double().clone()
+    number, size = np.arange(m), np.ones(m, dtype=np.int64)
+    nearest = apart.argmin(axis=1)
+    merges = np.empty((m - 1, 4))
+    for step in range(m - 1):
+        first = int(apart[np.arange(m), nearest].argmin())
+        kept, gone = sorted((first, int(nearest[first])))
+        height = apart[kept, gone]
+        total = size[kept] + size[gone]
+        merges[step] = *sorted((number[kept], number[gone])), height, total
+        means[kept] = (size[kept] * means[kept] + size[gone] * means[gone]) / total
+        number[kept], size[kept] = m + step, total
+        others = np.isfinite(apart[kept])
+        others[gone] = False
+        apart[gone] = apart[:, gone] = np.inf
+        apart[kept, others] = apart[others, kept] = _distances_to(means[kept], means[torch.from_numpy(others)], metric)
+        # Only rows whose nearest cluster changed, or that the new mean is nearer to, have to be searched again.
+        stale = (nearest == kept) | (nearest == gone)
+        stale |= apart[:, kept] <= apart[np.arange(m), nearest]
+        stale[[kept, gone]] = True
+        nearest[stale] = apart[stale].argmin(axis=1)
+    return merges
+
+
+def _distances_to(mean: Tensor, others: Tensor, metric: str) -> Distances:
+    """Return the distance of a mean ``[R]`` to each of k others ``[k, R]``, float64 ``[k]``."""
+    if metric == "cosine":
+        return 1.0 - cosines(mean[None], others)[0]
+    p = 1.0 if metric == "l1" else 2.0
+    apart = torch.cdist(mean[None], others, p=p, compute_mode="donot_use_mm_for_euclid_dist")
+    return apart[0].cpu().numpy()
 
 
 def cut(merges: Merges, n_clusters: int) -> Labels:
@@ -108,9 +178,12 @@ def where_to_cut(
 ) -> tuple[int, float | None]:
     """Return the number of clusters, and the height of the cut; None where nothing is cut.
 
-    Clusters merge up to the threshold. If that is no number, so many are left as given, or as the largest gap says.
+    Clusters merge until the next merge is above the threshold; with centroid linkage later ones may be below it again,
+    and are not made. If the threshold is no number, as many clusters are left as given, or as the largest gap says.
     """
     if isinstance(threshold, int | float):
-        return 1 + int(np.count_nonzero(heights > threshold)), threshold
+        above = np.flatnonzero(heights > threshold)
+        merges = int(above[0]) if len(above) else len(heights)
+        return 1 + len(heights) - merges, threshold
     n_clusters = n_clusters or n_clusters_by_gap(heights)
     return n_clusters, cut_height(heights, n_clusters)

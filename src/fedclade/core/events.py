@@ -275,6 +275,22 @@ class Stationary(Event):
 
 
 @dataclass(frozen=True)
+class GroupFounded(Event):
+    """A group was founded by clients that pre-trained (FedGroup Algorithm 4).
+
+    ``cm`` is the mean of their ternary similarities, one number for each base direction (g_j.cm, line 6), and
+    ``sum_of_squares`` adds up the squared distances of these from it: what the group adds to the sum of squares within
+    clusters.
+    """
+
+    kind = "group_founded"
+
+    clients: int
+    cm: tuple[float, ...]
+    sum_of_squares: float
+
+
+@dataclass(frozen=True)
 class Restart(Event):
     """One set of initial models was chosen by the mean training loss of each."""
 

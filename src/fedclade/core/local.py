@@ -60,6 +60,10 @@ class LocalTraining:
         Of the forward pass, by ``torch.autocast``: float32 or bfloat16. Parameters and gradients stay as they are.
     keep_state
         Whether a client keeps the state of its optimizer from round to round, rather than starting with a new one.
+    reshuffle
+        Whether a client puts its examples in a new random order before every epoch. If false, it splits them into
+        batches once per round, and all epochs of the round pass through the same batches (FL+HC Algorithm 1, lines 27
+        to 32; FedGroup Algorithm 1, lines 11 to 13). DP-SGD draws every batch independently, whatever the value.
 
     Raises
     ------
@@ -81,6 +85,7 @@ class LocalTraining:
     precision: str = "float32"
     keep_state: bool = False
     smallest_batch: int | None = None
+    reshuffle: bool = True
 
     def __post_init__(self) -> None:
         name = self.optimizer if isinstance(self.optimizer, str) else optimizer_name(self.optimizer)

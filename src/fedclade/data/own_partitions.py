@@ -22,16 +22,30 @@ def iid(pool: Pool, clients: int, seed: int, *, tests: Literal["all", "parts"] =
     return Parts(np.array_split(shuffled(pool, seed), clients), test="pool" if tests == "all" else "parts")
 
 
-def natural(pool: Pool, clients: int | None, seed: int, *, min_samples: int = 2) -> Parts:
-    """Make each owner (writer, speaker, user) a client: those with the most examples, most first."""
+def natural(
+    pool: Pool,
+    clients: int | None,
+    seed: int,
+    *,
+    min_samples: int = 2,
+    owners: Literal["largest", "random"] = "largest",
+) -> Parts:
+    """Make each owner (writer, speaker, user) a client, of those with at least ``min_samples`` examples.
+
+    They are the ``largest``, those with the most examples, most first; or ``random`` ones, as FL+HC takes 367 writers
+    of FEMNIST (Briggs et al. 2020, section II-A). Fewer clients of a seed are then the first of more.
+    """
     if pool.natural is None:
         raise DataError(f"partition 'natural' needs data that says who owns each example; {pool.name} does not")
     # An owner needs two examples: one to train on, one to be tested on.
     require(("min_samples", min_samples, min_samples >= 2, "at least 2"))
     order = shuffled(pool, seed)
     names, owner, counts = np.unique(pool.natural[order], return_inverse=True, return_counts=True)
-    by_size = np.argsort(-counts, kind="stable")
-    chosen = by_size[counts[by_size] >= min_samples][:clients]
+    if owners == "random":
+        in_order = rng.generator(seed, "owners").permutation(len(names))
+    else:
+        in_order = np.argsort(-counts, kind="stable")
+    chosen = in_order[counts[in_order] >= min_samples][:clients]
     if len(chosen) < (clients or 1):
         raise DataError(
             f"{clients or 1} clients need as many owners with at least {min_samples} examples, but of the "

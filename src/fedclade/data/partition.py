@@ -90,7 +90,9 @@ PARTITIONS: Mapping[str, Partition] = MappingProxyType(
         "shards": Partition(
             shards, "sorted by label and cut into shards; shards_per_client=2 each", even=True, check=check_shards
         ),
-        "natural": Partition(natural, "by owner: writer, speaker, user; those with the most examples", by_place=True),
+        "natural": Partition(
+            natural, 'by owner: writer, speaker, user; owners="largest" or "random" ones', by_place=True
+        ),
         "quantity_skew": Partition(quantity_skew, "iid, but for sizes from a power law"),
         "power_law": Partition(
             power_law,

@@ -124,7 +124,7 @@ class Merges:
     @property
     def top(self) -> float:
         """The end of a scale on which all merges and the cut can be seen."""
-        return 1.06 * max(self.heights[-1], self.step.threshold or 0.0) or 1.0
+        return 1.06 * max(*self.heights, self.step.threshold or 0.0) or 1.0
 
     def bridge(self, merge: int) -> list[tuple[float, float]]:
         """Return the corners of the line that joins the two parts of a merge, as places and heights."""

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import isnan
+from math import isinf, isnan
 from typing import NamedTuple
 
 from fedclade.core import Node, ParameterTree
@@ -111,12 +111,17 @@ def criterion_series(run: Run, column: str) -> dict[int, Series]:
 def norm_thresholds(run: Run) -> tuple[float | None, float | dict[int, Series] | None]:
     """Return CFL's ε₂ (eq. 33) and ε₁ (eq. 32), each None where they decide nothing, ε₁ also where splits have dates.
 
-    With ``eps1 = "auto"`` that is a tenth of the largest mean norm in a cluster's lineage so far, by node.
+    Where ε₂ is infinite, or is held against something else than the updates of a round, it is None. With
+    ``eps1 = "auto"`` ε₁ is a tenth of the largest mean norm in a cluster's lineage so far, by node.
     """
     settings = run.config.get("algorithm", {})
     if settings.get("criterion") == "replicated":
         return None, None
     eps2, eps1 = (settings.get(name) for name in ("eps2", "eps1"))
+    by_updates = settings.get("similarity", "updates") == "updates"
+    by_updates = by_updates and settings.get("compared_at", "round_start") == "round_start"
+    if eps2 is not None and (isinf(eps2) or not (by_updates or settings.get("eps2_of") == "updates")):
+        eps2 = None
     eps1 = None if settings.get("split_rounds") else eps1
     if eps1 != "auto":
         return eps2, eps1

@@ -90,7 +90,7 @@ class StackedEngine:
         models, spec = work.models, work.spec
         sizes, pads = tuple(job.size for job in jobs), not stacked.padding_shows
         plan = Plan.of(sizes, spec.batch_size, pads, spec.steps, spec.smallest_batch or 1)
-        batches = Batches(jobs, plan, self._pool)
+        batches = Batches(jobs, plan, self._pool, reshuffle=spec.reshuffle)
         losses = Losses(plan, work.task, batches.all_count)
         optimizer = LocalOptimizer.of(spec, work.lr)
         seeds = [job.generator.initial_seed() for job in jobs]

@@ -19,10 +19,16 @@ Places = slice | Tensor
 def batches(
     examples: int, spec: LocalTraining, generator: torch.Generator, device: torch.device | str = "cpu"
 ) -> Iterator[Tensor]:
-    """Yield which examples each step of a client's local training is about, in an order drawn for every epoch."""
+    """Yield the examples of each step of a client's local training, as indices ``[B]``.
+
+    The order is drawn for every epoch, or with ``reshuffle = false`` for the first epoch alone.
+    """
     left, sizes = spec.steps_with(examples), spec.batch_sizes(examples)
+    order: Tensor | None = None
     while left > 0:
-        of_epoch = torch.randperm(examples, generator=generator).to(device).split(sizes)[:left]
+        if order is None or spec.reshuffle:
+            order = torch.randperm(examples, generator=generator).to(device)
+        of_epoch = order.split(sizes)[:left]
         yield from of_epoch
         left -= len(of_epoch)
 

@@ -20,10 +20,15 @@ SPREAD = 8
 
 
 class Batches:
-    """The batches of clients, the largest first, in the order of a plan. The pool holds the inputs of one step."""
+    """The batches of clients, the largest first, in the order of a plan. The pool holds the inputs of one step.
 
-    def __init__(self, jobs: Sequence[Job], plan: Plan, pool: BufferPool) -> None:
+    Without ``reshuffle`` a client's examples are put in order once, and every epoch has the same batches.
+    """
+
+    def __init__(self, jobs: Sequence[Job], plan: Plan, pool: BufferPool, *, reshuffle: bool = True) -> None:
         self._plan = plan
+        self._reshuffle = reshuffle
+        self._first_orders: dict[int, Tensor] = {}
         self._jobs = jobs
         self._pool = pool
         self._inputs, first_inputs = joined([job.inputs for job in jobs])
@@ -38,9 +43,7 @@ class Batches:
 
     def drawn(self) -> Iterator[tuple[Step, Tensor, Tensor, Tensor | None]]:
         """Draw the orders that the plan is for; yield each step, its inputs, targets and weights ``[k·B, ...]``."""
-        each = zip(self._jobs, self._plan.epochs, strict=True)
-        orders = (torch.randperm(job.size, generator=job.generator) for job, epochs in each for _ in range(epochs))
-        drawn = torch.cat([*orders])
+        drawn = torch.cat([*self._orders()])
         inputs = targets = self._plan.rows(drawn + self._first_inputs).to(self._inputs.device)
         if self._first_targets is not self._first_inputs:
             targets = self._plan.rows(drawn + self._first_targets).to(self._targets.device)
@@ -55,6 +58,20 @@ class Batches:
         for step, x, y, w in zip(self._plan.steps, inputs.split(rows), batches, weights, strict=True):
             # Step by step, so that what is fetched is still in the cache when it is used.
             yield step, torch.index_select(self._inputs, 0, x, out=room[: step.rows]), y, w
+
+    def _orders(self) -> Iterator[Tensor]:
+        """Yield the order ``[n]`` of a client's examples in each epoch of the plan, one client after another."""
+        for place, (job, epochs) in enumerate(zip(self._jobs, self._plan.epochs, strict=True)):
+            for _ in range(epochs):
+                yield self._order(place, job)
+
+    def _order(self, place: int, job: Job) -> Tensor:
+        """Draw the order of a client's examples in an epoch, or return the order of its first epoch."""
+        if self._reshuffle:
+            return torch.randperm(job.size, generator=job.generator)
+        if place not in self._first_orders:
+            self._first_orders[place] = torch.randperm(job.size, generator=job.generator)
+        return self._first_orders[place]
 
 
 def joined(tensors: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
