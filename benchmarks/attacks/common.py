@@ -1,7 +1,7 @@
-"""Parts that all attack programs share: the model, the training that a server requests, queries, and rows of results.
+"""Parts that all attack programs share: the model, queries to a client, and rows of results.
 
-A program runs by itself or through ``table.py``, which may name the source of an earlier version. So nothing is imported
-here that the version before does not have.
+A program runs by itself or through ``table.py``, which may name the source of an earlier version of fedclade. So
+nothing is imported here that this version does not have.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ from fedclade.models import build_model
 LABELS = 10
 REST = " | "
 """The table shows the detail of a row up to here; the rest is for a reader of the program's output."""
+
+DIGITS = 2
+"""Of a score that a client may disclose."""
 
 SIMILAR = 0.9
 """Cosine of an update and a server's guess of it, from which on the update counts as read."""

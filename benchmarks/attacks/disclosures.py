@@ -21,60 +21,49 @@ from __future__ import annotations
 
 import fedclade  # noqa: F401  # isort: skip  (before torch, whose threads then sleep while they wait)
 
-import argparse
-import json
 import logging
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from common import (
+    DIGITS,
+    LAYOUT,
+    MODEL,
+    SIMILAR,
+    Row,
+    cosine,
+    make_model,
+    parser,
+    query,
+    refused,
+    report,
+    training,
+    try_query,
+    update_of,
+)
 from torch import Tensor
 
 from fedclade import DifferentialPrivacy, ExamplePrivacy, federation, load_federation, simulate
 from fedclade.channel import Budget, Channel, client_side, privatizing
 from fedclade.channel.signature import CountSketch
-from fedclade.core import FedcladeError, Layout, Query
+from fedclade.core import FedcladeError, Query
 from fedclade.data import Federation
 from fedclade.flower import wire
 from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.policy import Policy
 from fedclade.flower.wire import Content
-from fedclade.models import build_model
 from fedclade.tasks import Task
-
-DIGITS = 2
-"""Of a score that may be disclosed."""
 
 MOST_SCORES = 100
 """Scores that a client may disclose by default."""
 
-SIMILAR = 0.9
-"""Cosine of an update and what was found of it, from which on it counts as read."""
-
 PRIVATE = DifferentialPrivacy(clip_norm=1.0, noise_multiplier=1000.0)
-
-
-@dataclass(frozen=True)
-class Row:
-    """What came of an attack."""
-
-    attack: str
-    succeeded: bool
-    detail: str
-
-
-def make_model(seed: int) -> torch.nn.Module:
-    """Return a linear model for the digits."""
-    return build_model("mclr", input_shape=(1, 8, 8), outputs=10, seed=seed)
-
-
-LAYOUT = Layout.of(make_model(0))
-MODEL = LAYOUT.flatten(make_model(0))
 
 
 def policy_of(**settings: Any) -> Policy:
@@ -84,45 +73,10 @@ def policy_of(**settings: Any) -> Policy:
     return Policy(**{name: value for name, value in settings.items() if name in known})
 
 
-def ask(client: ClientHandler, what: str, sent: Mapping[str, Tensor], **more: Any) -> Content:
-    """Put a question to a client; raises what the client raises."""
-    values = {
-        "what": what,
-        "round": 1,
-        "query": 0,
-        "purpose": "train",
-        "seed": 0,
-        "spec": json.dumps({"epochs": 1, "batch_size": 60, "lr": 0.1}),
-        "replicates": 1,
-        "part_size": 0,
-        "compares_parts": False,
-        "dim": 0,
-        "own": False,
-        "shares": False,
-        "compares": False,
-        "personal_epochs": 0,
-        "layout": wire.layout_digest(LAYOUT),
-        "run": "attack",
-        **more,
-    }
-    vectors = {name: wire.raw_vector(model) for name, model in sent.items()}
-    return Content.of(client.answer(Content.of(wire.record(values, vectors))))
-
-
-def answered(attack: str, put: Callable[[], Content], shows: str) -> Row:
-    """Put a question that is to be refused; it succeeds if the reply has a value of the name."""
-    try:
-        reply = put()
-    except FedcladeError as error:
-        return Row(attack, False, f"refused: {str(error)[:90]}")
-    found = shows in reply.values or shows in reply.vectors
-    return Row(attack, found, f"answered {shows}" if found else f"answered without {shows}")
-
-
 def own_loss(data: Federation) -> Iterator[Row]:
     """Train a model that the client keeps."""
     client = ClientHandler(data, make_model, policy=policy_of(secure_aggregation=True, allow=("train",), max_clear=0))
-    yield answered("own loss", lambda: ask(client, "train", {"model": MODEL}, own=True), "loss")
+    yield try_query("own loss", lambda: query(client, "train", {"model": MODEL}, own=True), "loss")
 
 
 def evaluations(data: Federation) -> Iterator[Row]:
@@ -130,11 +84,11 @@ def evaluations(data: Federation) -> Iterator[Row]:
     secure = ClientHandler(data, make_model, policy=policy_of(secure_aggregation=True))
     for split in ("test", "train"):
         name = f"evaluate on {split} data, secure aggregation"
-        yield answered(name, lambda: ask(secure, "evaluate", {"0": MODEL}, split=split), "scores")  # noqa: B023
+        yield try_query(name, lambda: query(secure, "evaluate", {"0": MODEL}, split=split, compares=False), "scores")  # noqa: B023
     with tempfile.TemporaryDirectory() as folder:
         private = ClientHandler(*(data, make_model), privacy=PRIVATE, budget=Budget(epsilon=0.1), folder=Path(folder))
         name = "evaluate on test data, epsilon = 0.1"
-        yield answered(name, lambda: ask(private, "evaluate", {"0": MODEL}, split="test"), "scores")
+        yield try_query(name, lambda: query(private, "evaluate", {"0": MODEL}, split="test", compares=False), "scores")
 
 
 def disclosed_scores(data: Federation) -> Iterator[Row]:
@@ -153,7 +107,7 @@ def disclosed_scores(data: Federation) -> Iterator[Row]:
             losses = False
             try:
                 for _ in range(4 * MOST_SCORES):
-                    reply = ask(client, "evaluate", {"0": MODEL}, split="test")
+                    reply = query(client, "evaluate", {"0": MODEL}, split="test", compares=False)
                     told += reply.values["scores"]
                     losses = losses or "losses" in reply.values
             except FedcladeError:
@@ -168,17 +122,13 @@ def disclosed_scores(data: Federation) -> Iterator[Row]:
 
 def read_update(policy: Policy, data: Federation) -> tuple[float, int]:
     """Return the cosine of a client's update and of what three sketches tell of it, and how many were sent."""
-    truth = ask(ClientHandler(data, make_model), "train", {"model": MODEL}).vector("update")
-    update = np.frombuffer(truth, "<f4").astype(float)[: LAYOUT.n_parameters]
+    update = update_of(data, MODEL)[: LAYOUT.n_parameters]
     D = LAYOUT.n_parameters
     client = ClientHandler(data, make_model, policy=policy)
     rows: list[Tensor] = []
     told: list[Tensor] = []
     for seed in (1, 2, 3):
-        values = {"seed": seed, "dim": D // 2, "signs": True}
-        values |= {"what": "train", "round": 1, "query": 0, "purpose": "train", "replicates": 1, "part_size": 0}
-        values |= {"compares_parts": False, "own": False, "shares": False, "personal_epochs": 0, "run": "attack"}
-        values |= {"spec": json.dumps({"epochs": 1, "batch_size": 60, "lr": 0.1})}
+        values = training(what="train", seed=seed, dim=D // 2, signs=True)
         content = Content.of(wire.record(values, {"model": wire.raw_vector(MODEL)}))
         try:
             sent = client._trained_for_sum(content)  # what the client would mask, and what would leave beside it
@@ -191,7 +141,7 @@ def read_update(policy: Policy, data: Federation) -> tuple[float, int]:
     if not rows:
         return 0.0, 0
     found = np.linalg.lstsq(torch.cat(rows).numpy(), torch.cat(told).numpy(), rcond=None)[0]
-    return float(found @ update / np.linalg.norm(found) / np.linalg.norm(update)), len(rows)
+    return cosine(found, update), len(rows)
 
 
 def directions(seed: int, D: int) -> Tensor:
@@ -227,7 +177,7 @@ def data_of_one(data: Federation) -> Iterator[Row]:
     }
     for kind, (sent, more, shows) in questions.items():
         question = {**told, **more}
-        yield answered(f"{kind}, secure aggregation", lambda: ask(client, kind, sent, **question), shows)  # noqa: B023
+        yield try_query(f"{kind}, secure aggregation", lambda: query(client, kind, sent, **question), shows)  # noqa: B023
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,7 +204,7 @@ def new_kind(data: Federation) -> Iterator[Row]:
         try:
             reply = clients.ask(LongestInput(ids))
         except FedcladeError as error:
-            yield Row(f"new kind, {name} level", False, f"refused: {str(error)[:90]}")
+            yield Row(f"new kind, {name} level", False, refused(error))
         else:
             yield Row(f"new kind, {name} level", True, f"answered {reply.tolist()}")
 
@@ -267,7 +217,7 @@ def own_scaling(data: Federation) -> Iterator[Row]:
     try:
         simulate("fedavg", "mclr", clients, rounds=1, privacy=ExamplePrivacy(clip_norm=1.0), progress=False)
     except FedcladeError as error:
-        yield Row(name, False, f"refused: {str(error)[:90]}")
+        yield Row(name, False, refused(error))
     else:
         yield Row(name, True, "ran, though one example moves the inputs of all")
 
@@ -277,19 +227,11 @@ ATTACKS = (own_loss, evaluations, disclosed_scores, sketches, data_of_one, new_k
 
 def main() -> int:
     """Run all attacks; return 1 if one of them succeeds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="where to write the rows")
-    arguments = parser.parse_args()
+    arguments = parser(__doc__).parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.ERROR)
     data = load_federation("digits", clients=2, samples_per_client=60, seed=0).alone(0)
-    rows = [row for attack in ATTACKS for row in attack(data)]
-    for row in rows:
-        print(f"{row.attack:<45} {'SUCCEEDS' if row.succeeded else 'fails':<9} {row.detail}")
-    if arguments.json is not None:
-        table = [{"attack": row.attack, "succeeded": row.succeeded, "detail": row.detail} for row in rows]
-        arguments.json.write_text(json.dumps(table, indent=1))
-    return int(any(row.succeeded for row in rows))
+    return report((row for attack in ATTACKS for row in attack(data)), arguments.json)
 
 
 if __name__ == "__main__":

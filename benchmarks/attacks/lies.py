@@ -7,27 +7,26 @@ such updates. Each attack is run against open methods, with every defence agains
 The numbers are the change of the honest clients' mean accuracy, in points, beside a run in which all are honest. An
 attack succeeds if the honest clients lose more than ten points with the defences on.
 
-    python benchmarks/attacks/lies.py [METHOD ...] [--json FILE]
+    python benchmarks/attacks/lies.py [METHOD ...] [--defended] [--json FILE]
+
+With ``--defended`` it leaves the runs without defences out, which halves the time.
 """
 
 from __future__ import annotations
 
 import fedclade  # noqa: F401  # isort: skip  (before torch, whose threads then sleep while they wait)
 
-import argparse
-import json
 import logging
 import math
 import sys
-import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
+from common import Row, parser, report
 
 from fedclade import (
     CFL,
@@ -158,36 +157,34 @@ def accuracy(found: Run, *, without: bool) -> float:
     return 100 * sum(honest) / len(honest)
 
 
-def main() -> int:
-    """Run the attacks; return 1 if one of them succeeds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("methods", nargs="*", help="only these")
-    parser.add_argument("--json", type=Path, help="where to write the results")
-    options = parser.parse_args()
-    warnings.filterwarnings("ignore")
-    logging.disable(logging.WARNING)
-    torch.set_num_threads(1)
-    rows: list[dict[str, Any]] = []
+def rows(methods: Sequence[str], *, only_defended: bool) -> Iterator[Row]:
+    """Run the attacks on some methods, or on all if none is given."""
     honest: dict[str, Run] = {}
     for attack in ATTACKS:
-        if options.methods and attack.method not in options.methods:
+        if methods and attack.method not in methods:
             continue
-        start = time.monotonic()
         if attack.method not in honest:
             honest[attack.method] = run(attack.method, None)
         usual = accuracy(honest[attack.method], without=not attack.joins)
-        with undefended():
-            before = accuracy(run(attack.method, attack, defended=False), without=not attack.joins) - usual
         after = accuracy(run(attack.method, attack), without=not attack.joins) - usual
-        succeeded = after < -LOST
-        detail = f"{before:+.1f} points without the defences, {after:+.1f} with them; honest {usual:.1f} %"
-        rows.append({"attack": f"{attack.method}: {attack.name}", "succeeded": succeeded, "detail": detail})
-        outcome = "SUCCEEDS" if succeeded else "fails"
-        seconds = time.monotonic() - start
-        print(f"{attack.method:<9} {attack.name:<30} {outcome}: {detail} ({seconds:.0f} s)", flush=True)
-    if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=2) + "\n")
-    return int(any(row["succeeded"] for row in rows))
+        detail = f"{after:+.1f} points with the defences"
+        if not only_defended:
+            with undefended():
+                before = accuracy(run(attack.method, attack, defended=False), without=not attack.joins) - usual
+            detail += f", {before:+.1f} without them"
+        yield Row(f"{attack.method}: {attack.name}", after < -LOST, f"{detail}; honest {usual:.1f} %")
+
+
+def main() -> int:
+    """Run the attacks; return 1 if one of them succeeds."""
+    options = parser(__doc__)
+    options.add_argument("methods", nargs="*", help="only these")
+    options.add_argument("--defended", action="store_true", help="leave the runs without defences out")
+    arguments = options.parse_args()
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    return report(rows(arguments.methods, only_defended=arguments.defended), arguments.json)
 
 
 if __name__ == "__main__":

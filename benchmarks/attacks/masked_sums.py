@@ -13,30 +13,28 @@
 
 It prints for each the accuracy of honest clients without and with the malicious one.
 
-    python benchmarks/attacks/masked_sums.py
-    python benchmarks/attacks/masked_sums.py --json masked_sums.json
+    python benchmarks/attacks/masked_sums.py [--rounds N] [--json FILE]
 """
 
 from __future__ import annotations
 
 import fedclade  # noqa: F401  # isort: skip  (before torch, whose threads then sleep while they wait)
 
-import argparse
 import json
 import logging
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
+from common import MODEL, REST, SPEC, Row, make_model, parser, report, training
 from flwr.app import RecordDict
 
 from fedclade import LocalTraining, Run, load_federation
-from fedclade.core import Layout
 from fedclade.data import Federation
 from fedclade.flower import LocalGrid, LocalNode, Network, client_app, federate, wire
 from fedclade.flower.client_handler import ClientHandler
@@ -49,7 +47,6 @@ from fedclade.flower.secure.kept import Kept
 from fedclade.flower.secure.numbers import MODULUS, TAIL, Contribution, Masked, Numbers
 from fedclade.flower.secure.terms import Terms, anchor_of, digest_of, model_of, question_of
 from fedclade.flower.wire import Content
-from fedclade.models import build_model
 
 CLIENTS = 12
 MALICIOUS = 6
@@ -60,42 +57,11 @@ FALL = 0.10
 """Accuracy that an attack has to cost the others to succeed."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What came of an attack."""
-
-    attack: str
-    succeeded: bool
-    detail: str
-
-
-def make_model(seed: int) -> torch.nn.Module:
-    """Return a linear model for the digits."""
-    return build_model("mclr", input_shape=(1, 8, 8), outputs=10, seed=seed)
-
-
 def masked_reply(federation: Federation, model: torch.Tensor, lr: float) -> Content | str:
     """Return what client 0 replies to the masked stage of a sum of three; or why it does not."""
-    layout = Layout.of(make_model(0))
-    training: dict[str, Any] = {
-        "round": 1,
-        "query": 0,
-        "purpose": "train",
-        "seed": 0,
-        "spec": json.dumps({"epochs": 1, "batch_size": 60, "lr": lr}),
-        "replicates": 1,
-        "part_size": 0,
-        "compares_parts": False,
-        "dim": 0,
-        "own": False,
-        "shares": False,
-        "personal_epochs": 0,
-        "signs": False,
-        "layout": wire.layout_digest(layout),
-        "run": "attack",
-    }
+    asked = training(signs=False, spec=json.dumps({**SPEC, "lr": lr}))
     vectors = {"model": wire.raw_vector(model)}
-    question = Content.of(wire.record({"what": "masked", **training}, vectors))
+    question = Content.of(wire.record({"what": "masked", **asked}, vectors))
     terms = Terms(
         instance="sum",
         clients=4,
@@ -116,7 +82,7 @@ def masked_reply(federation: Federation, model: torch.Tensor, lr: float) -> Cont
 
         def ask(what: str, **values: Any) -> Content:
             sent = vectors if what == "masked" else None
-            values = {"what": what, "layout": training["layout"], "run": "attack", "instance": "sum", **values}
+            values = {"what": what, "layout": asked["layout"], "run": "attack", "instance": "sum", **values}
             return Content.of(client.answer(Content.of(wire.record(values, sent)), state, key))
 
         try:
@@ -128,7 +94,7 @@ def masked_reply(federation: Federation, model: torch.Tensor, lr: float) -> Cont
             ask("shares", **told(adverts, has_signers=True))
             dealt = bitmap({0, 1, 2, 3}, [0, 1, 2, 3])
             unread = {"ciphertexts": [b"x"] * 3, "promises": [b"x"] * 3}
-            return ask("masked", **{**training, "dealt": dealt, "sources": [1, 2, 3], **unread})
+            return ask("masked", **{**asked, "dealt": dealt, "sources": [1, 2, 3], **unread})
         except Exception as error:
             return f"{type(error).__name__}: {error}"
 
@@ -157,32 +123,32 @@ def shown(reply: Content | str) -> str:
     return f"{sorted(values.items())} {lengths}"
 
 
-def try_clear(federation: Federation) -> Outcome:
+def try_clear(federation: Federation) -> Row:
     """Compare what two clients with other data send in clear, also for models that make training fail."""
-    layout = Layout.of(make_model(0))
-    plain = layout.flatten(make_model(0))
     models = {
-        "plain": (plain, 0.1),
-        "huge steps": (plain, 1e30),
-        "nan": (torch.full_like(plain, torch.nan), 0.1),
-        "overflow": (torch.full_like(plain, 2e38), 0.1),
+        "plain": (MODEL, 0.1),
+        "huge steps": (MODEL, 1e30),
+        "nan": (torch.full_like(MODEL, torch.nan), 0.1),
+        "overflow": (torch.full_like(MODEL, 2e38), 0.1),
     }
     seen = {name: shown(masked_reply(federation, *each)) for name, each in models.items()}
     others = {name: shown(masked_reply(without_one(federation), *each)) for name, each in models.items()}
     differing = [name for name in models if seen[name] != others[name] or "Error" in seen[name]]
-    detail = f"{len(models)} models; differing: {', '.join(differing) or 'none'}; {seen['plain'][:120]}"
-    return Outcome("clear", bool(differing), detail)
+    found = f"replies differ: {', '.join(differing)}" if differing else "no field and no length differs"
+    detail = f"{found}{REST}{len(models)} models; {seen['plain'][:120]}"
+    return Row("clear", bool(differing), detail)
 
 
-def try_norm(federation: Federation) -> Outcome:
+def try_norm(federation: Federation) -> Row:
     """Look for the norm, the loss and the size of an update among the numbers of a masked reply."""
-    layout = Layout.of(make_model(0))
-    reply = masked_reply(federation, layout.flatten(make_model(0)), 1.0)
+    reply = masked_reply(federation, MODEL, 1.0)
     if isinstance(reply, str):
-        return Outcome("norm", True, reply)
+        return Row("norm", True, reply)
     numbers = {name: value for name, value in reply.values.items() if isinstance(value, float)}
     sizes = [name for name, value in reply.values.items() if value == len(federation.clients[0].train)]
-    return Outcome("norm", bool(numbers or sizes), f"fields {sorted(reply.values)}")
+    telling = sorted([*numbers, *sizes])
+    found = f"numbers in {', '.join(telling)}" if telling else "no field holds a norm, loss or count"
+    return Row("norm", bool(telling), f"{found}{REST}fields {sorted(reply.values)}")
 
 
 def spoiled(attack: str, honest: Masked, numbers: Numbers, update: torch.Tensor) -> Masked:
@@ -238,7 +204,7 @@ def accuracy(run: Run) -> float:
     return float(np.mean([row["accuracy"] for row in run.client_rows if row["client"] != MALICIOUS]))
 
 
-def try_liar(federation: Federation, attack: str, parts: int, rounds: int, honest: float) -> Outcome:
+def try_liar(federation: Federation, attack: str, parts: int, rounds: int, honest: float) -> Row:
     """Let one client lie to its sum; return what that costs the others, and what the run says of it."""
     run = run_with(attack, federation, parts, rounds)
     found = accuracy(run)
@@ -249,35 +215,29 @@ def try_liar(federation: Federation, attack: str, parts: int, rounds: int, hones
     succeeded = falls and (parts > 1 or not is_seen)
     said = ", ".join(f"{kind} {count}" for kind, count in events.items() if count) or "no event"
     detail = f"accuracy {honest:.3f} honest, {found:.3f} with it; {said}"
-    return Outcome(f"liar_sum {attack} m={parts}", succeeded, detail)
+    return Row(f"liar_sum {attack} m={parts}", succeeded, detail)
+
+
+def rows(federation: Federation, rounds: int) -> Iterator[Row]:
+    """Run all attacks."""
+    alone = federation.alone(0)
+    yield try_clear(alone)
+    yield try_norm(alone)
+    for parts in (1, 3):
+        honest = accuracy(run_with("", federation, parts, rounds))
+        for attack in ("huge", "clipped", "strong"):
+            yield try_liar(federation, attack, parts, rounds, honest)
 
 
 def main() -> int:
     """Run all attacks; return 1 if one of them succeeds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--json", type=Path, help="write the outcomes to this file")
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--rounds", type=int, default=8)
+    arguments = options.parse_args()
     torch.set_num_threads(1)
     logging.basicConfig(level=logging.ERROR)
     federation = load_federation("digits", clients=CLIENTS, samples_per_client=60, seed=0)
-    alone = federation.alone(0)
-    outcomes: list[Outcome] = []
-
-    def take(outcome: Outcome) -> None:
-        outcomes.append(outcome)
-        print(f"{outcome.attack:<22} {'SUCCEEDS' if outcome.succeeded else 'fails':<9} {outcome.detail}", flush=True)
-
-    attacks: list[Callable[[Federation], Outcome]] = [try_clear, try_norm]
-    for each in attacks:
-        take(each(alone))
-    for parts in (1, 3):
-        honest = accuracy(run_with("", federation, parts, arguments.rounds))
-        for attack in ("huge", "clipped", "strong"):
-            take(try_liar(federation, attack, parts, arguments.rounds, honest))
-    if arguments.json:
-        arguments.json.write_text(json.dumps([vars(outcome) for outcome in outcomes], indent=1))
-    return int(any(outcome.succeeded for outcome in outcomes))
+    return report(rows(federation, arguments.rounds), arguments.json)
 
 
 if __name__ == "__main__":

@@ -13,42 +13,33 @@ example is in which part. It tries what once worked:
 
 The attack succeeds if an image that it reads differs from one of the client's by less than 0.01 in every pixel.
 
-    python benchmarks/attacks/partings.py
+    python benchmarks/attacks/partings.py [--json FILE]
 """
 
 from __future__ import annotations
 
 import fedclade  # noqa: F401  # isort: skip  (before torch, whose threads then sleep while they wait)
 
-import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
+from common import LABELS, LAYOUT, Row, make_model, parser, query, report, vector_of
 from numpy.typing import NDArray
 
 from fedclade import load_federation
-from fedclade.core import FedcladeError, Layout, rng
+from fedclade.core import FedcladeError, rng
 from fedclade.data import Federation
-from fedclade.flower import wire
 from fedclade.flower.client_handler import ClientHandler
-from fedclade.flower.wire import Content
-from fedclade.models import build_model
 
 Vector = NDArray[np.float64]
 
-LABELS = 10
 CLOSE = 0.01
 """Largest error of a pixel of an image that counts as read."""
-
-
-def make_model(seed: int) -> torch.nn.Module:
-    """Return a linear model for the digits."""
-    return build_model("mclr", input_shape=(1, 8, 8), outputs=LABELS, seed=seed)
 
 
 class Target:
@@ -59,44 +50,26 @@ class Target:
         self.federation = data.alone(0)
         self.examples = examples
         self.queries = 0
-        self._layout = Layout.of(make_model(0))
         self._handler = ClientHandler(self.federation, make_model, number=0, folder=folder)
 
     def parts(self, replicates: int, number: int = 1, seed: int = 0, part_size: int = 0) -> Vector:
         """Return the updates of the parts, ``[replicates, D]``; no rows if the client refuses."""
         update = self._train({"replicates": replicates, "part_size": part_size, "round": number, "seed": seed})
-        return update[self._layout.size :].reshape(replicates, -1) if len(update) else np.empty((0, self._layout.size))
+        return update[LAYOUT.size :].reshape(replicates, -1) if len(update) else np.empty((0, LAYOUT.size))
 
     def one_step(self, number: int) -> Vector:
         """Return the update of one step with one example, ``[D]``; nothing if the client refuses."""
         return self._train({"spec": json.dumps({"steps": 1, "batch_size": 1, "lr": 1.0}), "round": number})
 
-    def _train(self, words: Mapping[str, object]) -> Vector:
+    def _train(self, changes: Mapping[str, object]) -> Vector:
         self.queries += 1
-        values = {
-            "what": "train",
-            "round": 1,
-            "query": 0,
-            "purpose": "train",
-            "seed": 0,
-            "spec": json.dumps({"epochs": 1, "batch_size": 1_000_000, "lr": 1.0}),
-            "replicates": 1,
-            "part_size": 0,
-            "compares_parts": True,
-            "dim": 0,
-            "own": False,
-            "shares": False,
-            "personal_epochs": 0,
-            "layout": wire.layout_digest(self._layout),
-            "run": "attack",
-            **words,
-        }
-        model = {"model": wire.raw_vector(torch.zeros(self._layout.size))}
+        spec = json.dumps({"epochs": 1, "batch_size": 1_000_000, "lr": 1.0})
+        values = {"spec": spec, "compares_parts": True, **changes}
         try:
-            reply = self._handler.answer(Content.of(wire.record(values, model)))
+            reply = query(self._handler, "train", {"model": torch.zeros(LAYOUT.size)}, **values)
         except FedcladeError:
             return np.empty(0)
-        return np.frombuffer(Content.of(reply).vector("update"), "<f4").astype(np.float64)
+        return vector_of(reply, "update")
 
     def count_read(self, gradients: Vector) -> int:
         """Return how many of the client's images are among those that some gradients ``[k, D]`` contain."""
@@ -188,22 +161,20 @@ ATTACKS: Mapping[str, tuple[int, Callable[[Target], int]]] = {
 """By name: how many examples the client has, and the attack."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="file for the rows of the table of attacks")
-    options = parser.parse_args()
-    rows = list[dict[str, object]]()
+def rows() -> Iterator[Row]:
+    """Run all attacks."""
     for name, (examples, attack) in ATTACKS.items():
         with tempfile.TemporaryDirectory() as folder:
             target = Target(examples, Path(folder))
             read = attack(target)
-        detail = f"{read} of {examples} images from {target.queries} queries"
-        rows.append({"attack": f"partings {name}", "succeeded": read > 0, "detail": detail})
-        print(f"{name}: {'succeeded' if read else 'failed'}: {detail}", flush=True)
-    if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
-    sys.exit(any(row["succeeded"] for row in rows))
+        yield Row(f"partings {name}", read > 0, f"{read} of {examples} images from {target.queries} queries")
+
+
+def main() -> int:
+    """Run all attacks; return 1 if one of them succeeds."""
+    arguments = parser(__doc__).parse_args()
+    return report(rows(), arguments.json)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

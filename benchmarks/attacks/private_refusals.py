@@ -20,25 +20,23 @@ from __future__ import annotations
 
 import fedclade  # noqa: F401  # isort: skip  (before torch, whose threads then sleep while they wait)
 
-import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from common import LAYOUT, MODEL, REST, SPEC, Row, make_model, parser, report
+from common import query as ask
 from torch import Tensor
 
 from fedclade import DifferentialPrivacy, ExamplePrivacy, load_federation
 from fedclade.channel import Budget
-from fedclade.core import FedcladeError, Layout
+from fedclade.core import FedcladeError
 from fedclade.data import Federation
-from fedclade.flower import wire
 from fedclade.flower.client_handler import ClientHandler
-from fedclade.flower.wire import Content
-from fedclade.models import build_model
 
 LEVELS = {
     "client": DifferentialPrivacy(clip_norm=1.0, noise_multiplier=1000.0),
@@ -57,11 +55,6 @@ class Seen:
     booked: str
 
 
-def make_model(seed: int) -> torch.nn.Module:
-    """Return a linear model for the digits."""
-    return build_model("mclr", input_shape=(1, 8, 8), outputs=10, seed=seed)
-
-
 def without_one(federation: Federation) -> Federation:
     """Return the same client with another example in place of one."""
     client = federation.clients[0]
@@ -72,8 +65,6 @@ def without_one(federation: Federation) -> Federation:
 
 def attacks(federation: Federation) -> Mapping[str, tuple[Tensor, float]]:
     """Return the model and the step size of each attack on example 7."""
-    layout = Layout.of(make_model(0))
-    plain = layout.flatten(make_model(0))
     pool, client = federation.pool, federation.clients[0]
     target = int(client.train[7])
     image = pool.x[target].double().flatten() / 255
@@ -84,33 +75,16 @@ def attacks(federation: Federation) -> Mapping[str, tuple[Tensor, float]]:
     weights = torch.zeros(10, 64, dtype=torch.float64)
     weights[:] = image / image.square().sum() * HUGE
     weights[label] *= -1
-    overflowing = torch.zeros_like(plain)
-    start = layout.parameters[0].start
-    overflowing[start : start + 640] = weights.flatten().to(plain)
-    return {"norm": (plain, 1e25), "divergence": (overflowing, 0.1), "crash": (torch.full_like(plain, torch.nan), 0.1)}
+    overflowing = torch.zeros_like(MODEL)
+    start = LAYOUT.parameters[0].start
+    overflowing[start : start + 640] = weights.flatten().to(MODEL)
+    nan = torch.full_like(MODEL, torch.nan)
+    return {"norm": (MODEL, 1e25), "divergence": (overflowing, 0.1), "crash": (nan, 0.1)}
 
 
 def query(federation: Federation, level: str, engine: str, model: Tensor, lr: float) -> Seen:
     """Put one training query to a fresh private client."""
-    layout = Layout.of(make_model(0))
-    spec = {"epochs": 1, "batch_size": 60, "lr": lr}
-    values = {
-        "what": "train",
-        "round": 1,
-        "query": 0,
-        "purpose": "train",
-        "seed": 0,
-        "spec": json.dumps(spec),
-        "replicates": 1,
-        "part_size": 0,
-        "compares_parts": False,
-        "dim": 0,
-        "own": False,
-        "shares": False,
-        "personal_epochs": 0,
-        "layout": wire.layout_digest(layout),
-        "run": "attack",
-    }
+    spec = json.dumps({**SPEC, "lr": lr})
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         client = ClientHandler(
@@ -123,8 +97,7 @@ def query(federation: Federation, level: str, engine: str, model: Tensor, lr: fl
             budget=Budget(epsilon=0.5, level=level),
         )
         try:
-            content = Content.of(wire.record(values, {"model": wire.raw_vector(model)}))
-            reply = Content.of(client.answer(content))
+            reply = ask(client, "train", {"model": model}, spec=spec)
             lengths = {name: len(data) for name, data in reply.vectors.items()}
             seen = f"{sorted(reply.values.items())} {lengths}"
         except FedcladeError as error:
@@ -134,14 +107,8 @@ def query(federation: Federation, level: str, engine: str, model: Tensor, lr: fl
     return Seen(seen, "\n".join(booked))
 
 
-def main() -> int:
-    """Run all attacks; return 1 if one of them succeeds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the rows of the table of attacks to this file")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    federation = load_federation("digits", clients=2, samples_per_client=60, seed=0).alone(0)
-    rows: list[dict[str, object]] = []
+def rows(federation: Federation) -> Iterator[Row]:
+    """Run each attack at each level of privacy with each engine."""
     for name, (model, lr) in attacks(federation).items():
         for level in LEVELS:
             for engine in ENGINES:
@@ -149,20 +116,18 @@ def main() -> int:
                 without_it = query(without_one(federation), level, engine, model, lr)
                 differs = with_it != without_it
                 is_free = "releases" not in with_it.booked or with_it.booked.count("entries") != 1
-                outcome = "SUCCEEDS" if differs or is_free else "fails"
-                print(f"{name:<11} {level:<8} {engine:<8} {outcome}: {with_it.reply[:60]}")
-                seen = "replies differ" if differs else "replies alike"
+                replies = "replies differ" if differs else "replies alike"
                 booked = "not booked" if is_free else "booked"
-                rows.append(
-                    {
-                        "attack": f"{name}, {level} level, engine {engine}",
-                        "succeeded": differs or is_free,
-                        "detail": f"{seen}, {booked}",
-                    }
-                )
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
-    return int(any(row["succeeded"] for row in rows))
+                detail = f"{replies}, {booked}{REST}{with_it.reply[:60]}"
+                yield Row(f"{name}, {level} level, engine {engine}", differs or is_free, detail)
+
+
+def main() -> int:
+    """Run all attacks; return 1 if one of them succeeds."""
+    arguments = parser(__doc__).parse_args()
+    torch.set_num_threads(1)
+    federation = load_federation("digits", clients=2, samples_per_client=60, seed=0).alone(0)
+    return report(rows(federation), arguments.json)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -58,14 +58,22 @@ class Deployment:
     share_secret
         Whether clients get a secret that the server does not have, by which they shuffle what travels.
     node_config
-        What is added to every node's config: ``"min-honest=2"``. In it ``{node}`` stands for the node's number.
+        What is added to every node's config: ``"min-honest=2"``. In it ``{node}`` stands for the node's number. Or a
+        list with a text for each node.
     """
 
     def __init__(
-        self, folder: Path, app: Path, nodes: int = 4, *, share_secret: bool = False, node_config: str = ""
+        self,
+        folder: Path,
+        app: Path,
+        nodes: int = 4,
+        *,
+        share_secret: bool = False,
+        node_config: str | Sequence[str] = "",
     ) -> None:
         self.folder, self.app, self.nodes = folder.resolve(), app.resolve(), nodes
-        self._share_secret, self._node_config = share_secret, node_config
+        self._share_secret = share_secret
+        self._node_configs = [node_config] * nodes if isinstance(node_config, str) else list(node_config)
         self.keys, self.logs = self.folder / "keys", self.folder / "logs"
         programs = Path(sys.executable).parent
         self.environment = {
@@ -258,8 +266,8 @@ class Deployment:
         config = f'partition-id={node} num-partitions={self.nodes} folder="{self.node_folder(node)}"'
         if self._share_secret:
             config += f' secret-file="{self.keys / "clients.secret"}"'
-        if self._node_config:
-            config += " " + self._node_config.replace("{node}", str(node))
+        if added := self._node_configs[node]:
+            config += " " + added.replace("{node}", str(node))
         self._start(
             _node_name(node),
             "flower-supernode",
