@@ -20,9 +20,9 @@ import logging
 import math
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -42,12 +42,16 @@ from fedclade import (
     load_federation,
 )
 from fedclade.algorithms import Algorithm, FedAvg, FedDrift, flux
-from fedclade.channel import matching_parts
+from fedclade.channel import lying, matching_parts
+from fedclade.core import Evaluation
 from fedclade.flower import LocalGrid, LocalNode, Network, client_app, federate
 
 CLIENTS, SYBILS, ADVERSARY = 12, 12, 6
 ROUNDS, JOIN_AFTER = 12, 2
 FLIPPED = {"kind": "scaled", "factor": -3.0}
+INVERTED_FROM = 100.0
+"""Nats from which inverted losses are taken off."""
+
 LOST = 10.0
 """Points of accuracy that an attack must cost to succeed."""
 
@@ -63,12 +67,14 @@ class Attack:
     name: str
     adversary: Adversary
     joins: bool = False  # as twelve new clients
+    inverts: bool = False  # whether false losses are small where the true ones are large
 
 
 ATTACKS = (
     Attack("ifca", "flipped updates", Adversary(**FLIPPED)),
     Attack("ifca", "losses", Adversary(lies="losses")),
     Attack("ifca", "losses, flipped updates", Adversary(**FLIPPED, lies="losses")),
+    Attack("ifca", "inverted losses, flipped updates", Adversary(**FLIPPED, lies="losses"), inverts=True),
     Attack("feddrift", "losses, flipped updates", Adversary(**FLIPPED, lies="losses")),
     Attack("pacfl", "subspaces", Adversary(lies="subspaces")),
     Attack("pacfl", "subspaces, flipped updates", Adversary(**FLIPPED, lies="subspaces")),
@@ -109,6 +115,28 @@ def undefended() -> Iterator[None]:
         flux.FAR, matching_parts.ROUNDING = far, rounding
 
 
+@contextmanager
+def claims_of(attack: Attack | None) -> Iterator[None]:
+    """Let an adversary invert its losses, if the attack says so.
+
+    Adversaries of the library swap their losses for those of other models. Inverted ones favour that set of models,
+    among those that ``ifca`` starts with, which the adversary has spoiled.
+    """
+    swapped = lying.reversed_claims
+    if attack is not None and attack.inverts:
+        lying.reversed_claims = inverted_claims
+    try:
+        yield
+    finally:
+        lying.reversed_claims = swapped
+
+
+def inverted_claims(found: Evaluation, adversaries: Collection[int]) -> Evaluation:
+    """Return scores in which adversaries report a constant minus each of their losses."""
+    is_false = torch.tensor([client in adversaries for client in found.ids])
+    return replace(found, losses=torch.where(is_false, INVERTED_FROM - found.losses, found.losses))
+
+
 def run(method: str, attack: Attack | None, *, defended: bool = True) -> Run:
     """Run a method over the grid, with an attack on it if there is one."""
     honest = client_app("mclr", data_of, device="cpu")
@@ -127,20 +155,21 @@ def run(method: str, attack: Attack | None, *, defended: bool = True) -> Run:
             for k in range(SYBILS):
                 grid.nodes[500 + k] = LocalNode(attacking, {"data": k, "partition-id": 1000 + k, **NODE_CONFIG})
 
-    return federate(
-        grid,
-        algorithm_of(method, defended=defended),
-        "mclr",
-        network=Network(
-            clients=CLIENTS, wait=10.0, deadline=60.0, newcomers=Network.newcomers if defended else math.inf
-        ),
-        aggregate=Aggregation(leave_out_opposed="auto" if defended else False),
-        local=LocalTraining(epochs=3, batch_size=10, lr=0.1),
-        rounds=ROUNDS,
-        seed=0,
-        evaluate_every=ROUNDS,
-        on_round=after,
-    )
+    with claims_of(attack):
+        return federate(
+            grid,
+            algorithm_of(method, defended=defended),
+            "mclr",
+            network=Network(
+                clients=CLIENTS, wait=10.0, deadline=60.0, newcomers=Network.newcomers if defended else math.inf
+            ),
+            aggregate=Aggregation(leave_out_opposed="auto" if defended else False),
+            local=LocalTraining(epochs=3, batch_size=10, lr=0.1),
+            rounds=ROUNDS,
+            seed=0,
+            evaluate_every=ROUNDS,
+            on_round=after,
+        )
 
 
 def data_of(context: Any) -> Any:

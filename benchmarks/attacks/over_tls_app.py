@@ -221,7 +221,8 @@ def colluder_of(folder: Path) -> Key:
     return key_of(Context(run_id=0, node_id=0, node_config=node_config, state=RecordDict(), run_config={}))
 
 
-server_of_sums, server_of_privacy = ServerApp(), ServerApp()
+server_of_sums = ServerApp()
+server_of_privacy = ServerApp()
 
 
 @server_of_sums.main()

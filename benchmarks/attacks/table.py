@@ -8,7 +8,7 @@ version of fedclade; a program that needs what that version does not have is not
     python benchmarks/attacks/table.py --json after.json
     python benchmarks/attacks/table.py --markdown before.json after.json
 
-``lies.py`` takes ten minutes and has a table of its own; name it to run it, too.
+``lies.py`` takes ten minutes and has a table of its own: it is run if it is named.
 """
 
 from __future__ import annotations
@@ -23,8 +23,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from common import REST
+
 HERE = Path(__file__).parent
-PROGRAMS = ("private_refusals", "disclosures", "limits", "partings", "masked_sums", "secure_sums")
+PROGRAMS = ("private_refusals", "disclosures", "partings", "masked_sums", "secure_sums", "over_tls")
+APART = ("lies",)
+"""Programs with a table of their own."""
+
+PARTS = ("common", "lying_server", "over_tls_app", "table")
+"""Modules that are no attack programs."""
+
 LIMIT = 1800
 """Seconds that a program may take."""
 
@@ -58,12 +66,15 @@ def by_attack(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, str], list[dict
 
 
 def markdown(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> str:
-    """Return the table of both versions, a row for each attack with the number of variants that succeed."""
+    """Return the table of both versions, a row for each attack with the number of variants that succeed.
+
+    Of the first variant's detail it shows what comes before :data:`common.REST`.
+    """
     earlier = by_attack(before)
     lines = ["| program | attack | succeeds, before | now | what the first variant gets now |", "|:--|:--|--:|--:|:--|"]
     for (program, attack), rows in by_attack(after).items():
         name = attack.removeprefix(f"{program} ")
-        got = rows[0]["detail"].partition(":")[0]
+        got = rows[0]["detail"].partition(REST)[0]
         cells = [f"`{program}`", name, outcome(earlier.get((program, attack), [])), outcome(rows), got]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

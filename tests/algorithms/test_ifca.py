@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from fedclade import IFCA, ConfigError, LocalTraining, simulate
+from fedclade.channel import Channel, OpposingUpdates
 from fedclade.clustering.routing import to_lowest_loss
 from fedclade.core.queries import Evaluation, Round
 from tests.reference.fedavg import as_numpy
@@ -38,6 +40,17 @@ class Choosers(ScriptedClients):
         losses = [abs(float(models[row, 0]) - self.wants[client]) for client, row in zip(ids, assignment, strict=True)]
         losses = torch.tensor(losses, dtype=torch.float64)
         return Evaluation(tuple(ids), losses[:, None], losses, torch.ones(len(ids)))
+
+
+class WithLiar(Choosers):
+    """Six clients, the last of which claims a small loss where its own is large, and the other way round."""
+
+    wants: Sequence[float] = (0.0, 0.0, 0.0, 10.0, 10.0, 10.0)
+
+    def evaluate(self, ids, models, assignment, split):
+        true = super().evaluate(ids, models, assignment, split)
+        losses = torch.where(torch.tensor([client == 5 for client in ids]), 100 - true.losses, true.losses)
+        return replace(true, losses=losses)
 
 
 def told(log) -> list[tuple[str, int, list[int] | None]]:
@@ -141,6 +154,28 @@ def test_restarts_go_on_with_the_set_of_lowest_loss_as_if_there_were_no_other():
         assert torch.equal(ours.params, theirs.params)
     assert [bool(state.tensors()) for state in together.states] == [True, True, True, False, False, False]
     assert not any(event.kind == "restart" for log in together.logs[3:] for event in log.events)
+
+
+@pytest.mark.parametrize(("middleware", "chosen"), [((), 1), ((OpposingUpdates(0.2),), 0)])
+def test_where_clients_may_lie_one_cannot_choose_the_set_of_models(middleware, chosen):
+    """The first set fits all clients. The second has a spoiled model, and the lower mean of what they claim."""
+    sets = torch.tensor([[0.0], [10.0], [4.0], [-90.0]])
+    clients = Channel(WithLiar({client: [0.0] for client in range(6)}), *middleware)
+    played = play(IFCA(restarts=2, restart_rounds=1), clients, sets, 2, spec=SPEC)
+    (event,) = [event for event in played.logs[1].events if event.kind == "restart"]
+    losses = {1: [90 / 6, (3 * 4 + 2 * 6) / 6], 0: [0.0, (3 * 4 + 6) / 4]}[chosen]
+    assert details(event) == {"chosen": chosen, "losses": pytest.approx(losses, rel=1e-6)}
+
+
+@pytest.mark.parametrize(("share", "mean"), [(0.0, 22.0), (0.2, 3.0), (0.4, 3.0), (0.1, 3.0)])
+def test_the_mean_is_without_a_share_of_the_lowest_and_highest_losses(share, mean):
+    clients = Choosers({client: [0.0] for client in range(5)})
+    clients.wants = (1.0, 2.0, 3.0, 4.0, 100.0)
+    tree = IFCA(clusters=1).init(torch.zeros(1, 1), clients).tree
+    if share:
+        clients = Channel(clients, OpposingUpdates(share))
+    assert to_lowest_loss(tree, range(5), clients)[1] == pytest.approx(mean)
+    assert to_lowest_loss(tree, [1, 4], clients)[1] == pytest.approx(51.0)  # of two, neither is the wrong one
 
 
 def test_during_restarts_the_state_shows_the_set_with_the_lowest_loss():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedclade.channel.middleware import Middleware
-from fedclade.core import Ask, Round, UpdateQuery, Updates, row_norms
+from fedclade.core import Ask, Evaluation, EvaluationQuery, Round, UpdateQuery, Updates, row_norms
 
 OPPOSED = -0.1
 """Cosine of two updates below which one opposes the other."""
@@ -50,6 +50,11 @@ class OpposingUpdates(Middleware):
 
     def __init__(self, byzantine: float) -> None:
         self._byzantine = byzantine
+
+    def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
+        """Return the scores; those on training data, by which clients choose, state that some may be false."""
+        evaluation = ask(query)
+        return replace(evaluation, byzantine=self._byzantine) if query.split == "train" else evaluation
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return the updates that do not oppose their cluster."""

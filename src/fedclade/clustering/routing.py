@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from fedclade.clustering.similarity import Similarity, cosine_similarity, cosines
-from fedclade.core import DROPPED_OUT, ChoiceQuery, Clients, Node, ParameterTree, Round, UpdateError, Updates
+from fedclade.core import DROPPED_OUT, Clients, Evaluation, Node, ParameterTree, Round, UpdateError, Updates
 
 MIDWAY = 0.5
 """How far down, from a member's similarity to a stranger's, which is 0, a newcomer still fits."""
@@ -250,18 +250,17 @@ def to_lowest_loss(
 ) -> tuple[ParameterTree, float]:
     """Put each client in the leaf whose model has the lowest loss on its training data; return their mean as well.
 
-    Who does not answer stays where it is; if nobody does, the mean is infinite. With ``by_choice`` clients report which
-    model that is, and no loss, so the mean is NaN.
+    A client that does not reply stays where it is; if none does, the mean is infinite. Where clients may lie, the mean
+    is without the lowest and the highest losses (:attr:`~fedclade.core.Evaluation.byzantine`).
     """
     models, rows = tree.models(leaves := [leaf.id for leaf in tree.leaves])
-    if by_choice:
-        chosen = chosen_models(models, rows, ids, clients)
-        return tree.reassigned({client: leaves[place] for client, place in chosen.items()}), math.nan
-    losses = training_losses(models, rows, ids, clients)
+    evaluation = _on_training_data(models, rows, ids, clients)
+    losses = _losses_by_client(evaluation, len(rows))
     if not losses:
         return tree, float("inf")
     lowest, taken = torch.stack(list(losses.values())).min(dim=1)
-    return tree.reassigned({c: leaves[i] for c, i in zip(losses, taken.tolist(), strict=True)}), float(lowest.mean())
+    tree = tree.reassigned({c: leaves[i] for c, i in zip(losses, taken.tolist(), strict=True)})
+    return tree, _trimmed_mean(lowest, evaluation.byzantine)
 
 
 def chosen_models(models: Tensor, rows: Sequence[int], ids: Sequence[int], clients: Clients) -> dict[int, int]:
@@ -283,10 +282,30 @@ def training_losses(models: Tensor, rows: Sequence[int], ids: Sequence[int], cli
 
     ``[k]`` in nats; that of a model that diverged is infinite.
     """
+    return _losses_by_client(_on_training_data(models, rows, ids, clients), len(rows))
+
+
+def _on_training_data(models: Tensor, rows: Sequence[int], ids: Sequence[int], clients: Clients) -> Evaluation:
+    """Return the scores of each of k models on the training data of each client."""
     each = [client for client in ids for _ in rows]
-    evaluation = clients.evaluate(each, models, [*rows] * len(ids), "train")
-    losses = evaluation.losses.view(-1, len(rows)).nan_to_num(torch.inf)
-    return dict(zip(evaluation.ids[:: len(rows)], losses, strict=True))
+    return clients.evaluate(each, models, [*rows] * len(ids), "train")
+
+
+def _losses_by_client(evaluation: Evaluation, models: int) -> dict[int, Tensor]:
+    """Return the losses of each client, given how many models it evaluated."""
+    losses = evaluation.losses.view(-1, models).nan_to_num(torch.inf)
+    return dict(zip(evaluation.ids[::models], losses, strict=True))
+
+
+def _trimmed_mean(losses: Tensor, share: float) -> float:
+    """Return the mean without a share of the lowest losses and the same share of the highest, at least one each.
+
+    One false loss could otherwise decide which set of models IFCA goes on with. With a share of 0, and of one or two
+    losses, it is the plain mean.
+    """
+    cut = max(1, math.floor(round(share * len(losses), 9))) if share > 0 else 0
+    cut = min(cut, (len(losses) - 1) // 2)
+    return float(losses.sort().values[cut : len(losses) - cut].mean()) if cut else float(losses.mean())
 
 
 def _peopled(tree: ParameterTree, node: int) -> list[Node]:

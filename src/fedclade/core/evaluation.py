@@ -34,6 +34,8 @@ class Evaluation:
         that it was asked about; int64 ``[n]``. Where each client chooses one of its models: 1 for that, 0 for others.
     without_loss
         The clients that tell a score alone: their loss is NaN, and they count as one example each.
+    byzantine
+        Share of the clients whose statements may be false; the server sets it where clients may lie.
     """
 
     ids: tuple[int, ...]
@@ -44,6 +46,7 @@ class Evaluation:
     higher_is_better: bool = True
     wins: Tensor | None = None
     without_loss: frozenset[int] = frozenset()
+    byzantine: float = 0.0
 
     @property
     def known_losses(self) -> Tensor:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from functools import cache
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
-from typing import Any
 
+import masked_sums
 import numpy as np
 import pytest
 import torch
@@ -15,18 +12,6 @@ import torch
 from fedclade import load_federation
 from fedclade.data import Federation
 from fedclade.flower.secure.numbers import Contribution, Numbers, RejectedSumError
-
-PROGRAM = Path(__file__).parents[3] / "benchmarks" / "attacks" / "masked_sums.py"
-
-
-@cache
-def program() -> Any:
-    spec = spec_from_file_location("masked_sums", PROGRAM)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["masked_sums"] = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @cache
@@ -36,7 +21,7 @@ def client() -> Federation:
 
 @pytest.mark.parametrize("attack", ["clear", "norm"])
 def test_nothing_in_clear_depends_on_the_data_of_a_client(attack: str):
-    outcome = getattr(program(), f"try_{attack}")(client())
+    outcome = getattr(masked_sums, f"try_{attack}")(client())
     assert outcome.attack == attack
     assert not outcome.succeeded, outcome.detail
 
@@ -49,7 +34,7 @@ def test_no_vector_of_the_attacks_moves_a_mean_further_than_c(attack: str):
     )
     update = torch.ones(200) / np.sqrt(200)
     honest = numbers.encode(Contribution(update=update, examples=60))
-    sent = program().spoiled(attack, honest, numbers, update)
+    sent = masked_sums.spoiled(attack, honest, numbers, update)
     total = (11 * honest.astype(np.int64) + sent) % 2**24
     if attack == "huge":
         with pytest.raises(RejectedSumError, match="8 of the 8 check entries of the sum are not 12"):
