@@ -63,7 +63,7 @@ def test_no_attack_on_protected_nodes_succeeds_in_one_process(tmp_path: Path):
     "attack",
     [
         "update alone",
-        "sum of one, 0 colluders in its terms",
+        "sum of one, uncounted colluder",
         "evaluate, on train data",
         "evaluate, on test data",
         "own loss",
@@ -79,7 +79,7 @@ def test_an_attack_on_unprotected_nodes_succeeds(attack: str, unprotected: dict[
 
 
 def test_unprotected_nodes_reveal_an_update_and_its_norm(unprotected: dict[str, common.Row]):
-    for attack in ("update alone", "sum of one, 0 colluders in its terms"):
+    for attack in ("update alone", "sum of one, uncounted colluder"):
         assert unprotected[attack].detail == "cosine with the update 1.0000"
     assert "16 entries of the update 1.0000" in unprotected["evaluate, on train data"].detail
     assert re.search(r"norm 1\.\d+e\+25, more than 1e\+18", unprotected["refusals, overlong update"].detail)

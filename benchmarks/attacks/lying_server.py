@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from common import REST
 from torch import Tensor
 
 from fedclade.flower import wire
@@ -38,6 +39,16 @@ from fedclade.flower.wire import Content
 
 WEIGHT = 60
 """Number of examples from which on a client counts no more."""
+
+
+STAGES = {
+    "keys": "the terms",
+    "shares": "the list",
+    "masked": "the dealers",
+    "agree": "the sum",
+    "unmask": "the agreements",
+}
+"""By the kind of request: what a client is shown in it, or asked for."""
 
 
 @dataclass(frozen=True)
@@ -313,6 +324,12 @@ class LyingServer(ABC):
         of_seed = is_seed_of(self.commitments[number], self.statements(self.views[number]).scope, number)
         holds = of_seed if which == "seed" else is_key_of(self.adverts[number].masking)
         return combined(list(shares.values())[:needed], holds) if len(shares) >= needed else None
+
+    def why_stopped(self) -> str:
+        """Return the first refusal, as the end of a row's detail; an empty text if no client refused."""
+        for kind, reason in self.refused.items():
+            return f": the client stops at {STAGES[kind]}{REST}{reason[:90]}"
+        return ""
 
     def open_update(self, number: int, *, parameters: int) -> Tensor | None:
         """Take all masks off a client's update; None if the server does not know one of them.

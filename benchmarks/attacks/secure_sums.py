@@ -112,16 +112,6 @@ class ServerOfMembers(LyingServer):
         return replies
 
 
-STAGES = {
-    "keys": "the terms",
-    "shares": "the list",
-    "masked": "the dealers",
-    "agree": "the sum",
-    "unmask": "the agreements",
-}
-"""By the kind of request: what a client is shown in it, or asked for."""
-
-
 def is_small(sums: Collection[set[int]]) -> bool:
     """Return whether one of the sums is of fewer honest clients than clients allow."""
     return any(len(found) < POLICY.min_honest for found in sums)
@@ -131,9 +121,7 @@ def row_of(attack: str, server: LyingServer) -> Row:
     """Return the row of an attack that ends with what the server learned."""
     sums = server.learned()
     if not sums:
-        kind, reason = next(iter(server.refused.items()), ("", "no client refuses"))
-        stage = f": the client stops at {STAGES[kind]}" if kind else ""
-        return Row(attack, False, f"no sum{stage}{REST}{reason[:90]}")
+        return Row(attack, False, f"no sum{server.why_stopped()}")
     return Row(attack, is_small(sums), f"sums {sums}")
 
 

@@ -8,6 +8,8 @@ Where paper and official code leave a choice, this file makes it:
 - The initial models are drawn one by one, as in the official code: copies of one model would all have the same loss.
   If hardly anyone takes a model at first, two true clusters may share another for good. The paper's remedy is restarts:
   here ``restarts`` sets of models train side by side for some rounds; then that of lowest training loss goes on alone.
+  Where clients may lie, the mean loss of a set is without the lowest and the highest losses. Otherwise a client that
+  spoils a model of one set, and then claims a low loss for it, makes this set go on.
 - Means are weighted by |D_i| as in FedAvg; the paper's are not. With equal sizes it is the same.
 - Option I divides by the number of *all* participants, as paper and code do: a cluster's step is as small as its share
   of them. Gradients are those of all the client's data; buffers, such as BatchNorm's, stay as they are.

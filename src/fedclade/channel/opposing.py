@@ -42,6 +42,8 @@ class OpposingUpdates(Middleware):
     clients of another distribution for which there is no better model, and none is left out. So adversaries that are
     more than this share of a cluster are not found, and neither is an update at right angles to the others.
 
+    It also notes in the training losses that this share of them may be false, by which IFCA chooses among its restarts.
+
     Parameters
     ----------
     byzantine
