@@ -12,7 +12,7 @@ import torch
 
 from fedclade import IFCA, ConfigError, LocalTraining, simulate
 from fedclade.channel import Channel, OpposingUpdates
-from fedclade.clustering.routing import to_lowest_loss
+from fedclade.clustering.routing import estimate_by_loss, to_lowest_loss
 from fedclade.core.queries import Evaluation, Round
 from tests.reference.fedavg import as_numpy
 from tests.reference.ifca import iterative_federated_clustering, risk
@@ -163,19 +163,28 @@ def test_where_clients_may_lie_one_cannot_choose_the_set_of_models(middleware, c
     clients = Channel(WithLiar({client: [0.0] for client in range(6)}), *middleware)
     played = play(IFCA(restarts=2, restart_rounds=1), clients, sets, 2, spec=SPEC)
     (event,) = [event for event in played.logs[1].events if event.kind == "restart"]
-    losses = {1: [90 / 6, (3 * 4 + 2 * 6) / 6], 0: [0.0, (3 * 4 + 6) / 4]}[chosen]
+    losses = [90 / 6, (3 * 4 + 2 * 6) / 6]
     assert details(event) == {"chosen": chosen, "losses": pytest.approx(losses, rel=1e-6)}
 
 
-@pytest.mark.parametrize(("share", "mean"), [(0.0, 22.0), (0.2, 3.0), (0.4, 3.0), (0.1, 3.0)])
-def test_the_mean_is_without_a_share_of_the_lowest_and_highest_losses(share, mean):
+@pytest.mark.parametrize(("share", "trimmed"), [(0.0, 22.0), (0.1, 22.0), (0.2, 3.0), (0.4, 3.0)])
+def test_a_share_of_the_lowest_and_highest_losses_can_be_left_out(share, trimmed):
     clients = Choosers({client: [0.0] for client in range(5)})
     clients.wants = (1.0, 2.0, 3.0, 4.0, 100.0)
     tree = IFCA(clusters=1).init(torch.zeros(1, 1), clients).tree
-    if share:
-        clients = Channel(clients, OpposingUpdates(share))
-    assert to_lowest_loss(tree, range(5), clients)[1] == pytest.approx(mean)
-    assert to_lowest_loss(tree, [1, 4], clients)[1] == pytest.approx(51.0)  # of two, neither is the wrong one
+    estimate = estimate_by_loss(tree, range(5), Channel(clients, OpposingUpdates(share)))
+    assert (estimate.mean, estimate.trimmed) == (pytest.approx(22.0), pytest.approx(trimmed))
+
+
+@pytest.mark.parametrize(("second", "chosen"), [(1.05, 1), (1.2, 0)])
+def test_a_set_is_chosen_by_its_mean_unless_it_is_clearly_worse_without_the_extremes(second, chosen):
+    """The second set has the lower mean by one client alone."""
+    sets = torch.tensor([[0.0], [-50.0], [second - 1], [-60.0]])
+    clients = Choosers({client: [0.0] for client in range(5)})
+    clients.wants = (-1.0, -1.0, -1.0, -1.0, -58.0)
+    played = play(IFCA(restarts=2, restart_rounds=1), Channel(clients, OpposingUpdates(0.2)), sets, 2, spec=SPEC)
+    (event,) = [event for event in played.logs[1].events if event.kind == "restart"]
+    assert details(event)["chosen"] == chosen
 
 
 def test_during_restarts_the_state_shows_the_set_with_the_lowest_loss():

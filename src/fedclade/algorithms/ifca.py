@@ -8,8 +8,8 @@ Where paper and official code leave a choice, this file makes it:
 - The initial models are drawn one by one, as in the official code: copies of one model would all have the same loss.
   If hardly anyone takes a model at first, two true clusters may share another for good. The paper's remedy is restarts:
   here ``restarts`` sets of models train side by side for some rounds; then that of lowest training loss goes on alone.
-  Where clients may lie, the mean loss of a set is without the lowest and the highest losses. Otherwise a client that
-  spoils a model of one set, and then claims a low loss for it, makes this set go on.
+  Where clients may lie, that is not a set which is clearly worse without the lowest and the highest losses. Otherwise
+  a client that spoils a model of one set, and then claims a low loss for it, makes this set go on.
 - Means are weighted by |D_i| as in FedAvg; the paper's are not. With equal sizes it is the same.
 - Option I divides by the number of *all* participants, as paper and code do: a cluster's step is as small as its share
   of them. Gradients are those of all the client's data; buffers, such as BatchNorm's, stay as they are.
@@ -29,8 +29,11 @@ from torch import Tensor
 from fedclade.algorithms.base import OneCohort, RoundLog
 from fedclade.algorithms.cluster_update import ClusterUpdate, by_cluster, log_of, membership_events, move_clusters
 from fedclade.algorithms.state import State
-from fedclade.clustering import to_lowest_loss
+from fedclade.clustering import LossEstimate, estimate_by_loss, to_lowest_loss
 from fedclade.core import Clients, ConfigError, ParameterTree, Restart, Round, checked, require
+
+CLEARLY_WORSE = 1.1
+"""Ratio of two mean losses from which on one set of models is clearly worse than the other."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,9 +135,9 @@ class IFCA(OneCohort[IFCAState]):
         self, state: IFCAState, cohort: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[IFCAState, RoundLog]:
         """Run one round of Algorithm 1 for every set of models that is still in the running."""
-        estimates = [self._estimated(tree, cohort, clients) for tree in _unpacked(state, clients.ids)]
-        sets, losses = [tree for tree, _ in estimates], [loss for _, loss in estimates]
-        best = losses.index(min(losses))
+        estimates = [estimate_by_loss(tree, cohort, clients) for tree in _unpacked(state, clients.ids)]
+        sets, losses = [estimate.tree for estimate in estimates], [estimate.mean for estimate in estimates]
+        best = _best_set(estimates)
         events = membership_events(state.tree, sets[best])
         if len(sets) > 1 and this_round.number > self.restart_rounds:
             events.insert(0, Restart(0, best, tuple(losses)))
@@ -173,6 +176,18 @@ class IFCA(OneCohort[IFCAState]):
                 share = float(part.updates.sizes.sum() / updates.sizes.sum())
                 tree = tree.moved(part.node, this_round.lr * share * part.step)
         return tree, parts
+
+
+def _best_set(estimates: Sequence[LossEstimate]) -> int:
+    """Return the place of the set of models with the lowest mean loss.
+
+    If this set is clearly worse than another by the losses without their extremes, it is that other one: a single
+    client that claims a false loss could otherwise choose.
+    """
+    means = [estimate.mean for estimate in estimates]
+    trimmed = [estimate.trimmed for estimate in estimates]
+    best, unspoiled = means.index(min(means)), trimmed.index(min(trimmed))
+    return unspoiled if trimmed[best] > CLEARLY_WORSE * trimmed[unspoiled] else best
 
 
 def _packed(sets: Sequence[ParameterTree], best: int, ids: Sequence[int]) -> IFCAState:

@@ -40,8 +40,10 @@ from fedclade.clustering.part_test import PartFinding, find_by_parts, lowest_p_v
 from fedclade.clustering.private_centres import cell_points, centres_of_cells, directions
 from fedclade.clustering.routing import (
     Assignment,
+    LossEstimate,
     Step,
     all_of,
+    estimate_by_loss,
     fits_by_loss,
     leaf_losses,
     placed,
@@ -81,6 +83,7 @@ __all__ = [
     "FarGroup",
     "Finding",
     "Labels",
+    "LossEstimate",
     "Merges",
     "PartFinding",
     "Points",
@@ -105,6 +108,7 @@ __all__ = [
     "directions",
     "distances",
     "epsilon_by_knee",
+    "estimate_by_loss",
     "far_groups",
     "find_by_parts",
     "find_clusters",

@@ -35,6 +35,26 @@ MIDWAY = 0.5
 """How far down, from a member's similarity to a stranger's, which is 0, a newcomer still fits."""
 
 
+@dataclass(frozen=True, eq=False)
+class LossEstimate:
+    """The cluster of each client by its training losses, and how low these are.
+
+    Parameters
+    ----------
+    tree
+        With each client in the leaf that it takes.
+    mean
+        Mean of the clients' losses with the models that they take.
+    trimmed
+        The same without the lowest and the highest losses, each the share of the clients whose statements may be false
+        (:attr:`~fedclade.core.Evaluation.byzantine`).
+    """
+
+    tree: ParameterTree
+    mean: float
+    trimmed: float
+
+
 @dataclass(frozen=True)
 class Step:
     """One choice on a newcomer's way down the tree, at ``node``, and whether it fits into the branch ``taken``."""
@@ -250,17 +270,22 @@ def to_lowest_loss(
 ) -> tuple[ParameterTree, float]:
     """Put each client in the leaf whose model has the lowest loss on its training data; return their mean as well.
 
-    A client that does not reply stays where it is; if none does, the mean is infinite. Where clients may lie, the mean
-    is without the lowest and the highest losses (:attr:`~fedclade.core.Evaluation.byzantine`).
+    A client that does not reply stays where it is; if none does, the mean is infinite.
     """
+    estimate = estimate_by_loss(tree, ids, clients)
+    return estimate.tree, estimate.mean
+
+
+def estimate_by_loss(tree: ParameterTree, ids: Sequence[int], clients: Clients) -> LossEstimate:
+    """Put each client in the leaf whose model has the lowest loss, as :func:`to_lowest_loss`; return all it knows."""
     models, rows = tree.models(leaves := [leaf.id for leaf in tree.leaves])
     evaluation = _on_training_data(models, rows, ids, clients)
     losses = _losses_by_client(evaluation, len(rows))
     if not losses:
-        return tree, float("inf")
+        return LossEstimate(tree, math.inf, math.inf)
     lowest, taken = torch.stack(list(losses.values())).min(dim=1)
     tree = tree.reassigned({c: leaves[i] for c, i in zip(losses, taken.tolist(), strict=True)})
-    return tree, _trimmed_mean(lowest, evaluation.byzantine)
+    return LossEstimate(tree, float(lowest.mean()), _trimmed_mean(lowest, evaluation.byzantine))
 
 
 def chosen_models(models: Tensor, rows: Sequence[int], ids: Sequence[int], clients: Clients) -> dict[int, int]:
@@ -298,14 +323,9 @@ def _losses_by_client(evaluation: Evaluation, models: int) -> dict[int, Tensor]:
 
 
 def _trimmed_mean(losses: Tensor, share: float) -> float:
-    """Return the mean without a share of the lowest losses and the same share of the highest, at least one each.
-
-    One false loss could otherwise decide which set of models IFCA goes on with. With a share of 0, and of one or two
-    losses, it is the plain mean.
-    """
-    cut = max(1, math.floor(round(share * len(losses), 9))) if share > 0 else 0
-    cut = min(cut, (len(losses) - 1) // 2)
-    return float(losses.sort().values[cut : len(losses) - cut].mean()) if cut else float(losses.mean())
+    """Return the mean without a share of the lowest losses and the same share of the highest, rounded down."""
+    cut = math.floor(round(share * len(losses), 9))  # 0.3 · 10 is 3, and not 2.9999999999999996
+    return float(losses.sort().values[cut : len(losses) - cut].mean())
 
 
 def _peopled(tree: ParameterTree, node: int) -> list[Node]:

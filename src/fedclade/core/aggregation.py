@@ -67,8 +67,8 @@ class Aggregation:
         Whether an update that moves a model against the other clients that chose this model is left out, where clients
         state which cluster they belong to (``ifca``). ``auto``: where some clients may lie, as over a network. The
         papers know of no such rule, and honest clients hardly ever meet it; each case is an event. ``ifca`` with
-        ``restarts`` then also chooses among its sets of models without a share ``byzantine`` of the lowest losses and
-        of the highest.
+        ``restarts`` then does not go on with a set of models that is clearly worse than another, if a share
+        ``byzantine`` of the lowest losses and of the highest is left out.
 
     Raises
     ------
