@@ -60,6 +60,11 @@ class Deployment:
     node_config
         What is added to every node's config: ``"min-honest=2"``. In it ``{node}`` stands for the node's number. Or a
         list with a text for each node.
+
+    Raises
+    ------
+    DeploymentError
+        If there are not as many texts as nodes.
     """
 
     def __init__(
@@ -74,6 +79,11 @@ class Deployment:
         self.folder, self.app, self.nodes = folder.resolve(), app.resolve(), nodes
         self._share_secret = share_secret
         self._node_configs = [node_config] * nodes if isinstance(node_config, str) else list(node_config)
+        if len(self._node_configs) != nodes:
+            raise DeploymentError(
+                f"node_config has {len(self._node_configs)} texts, and there are {nodes} nodes; give one for each, or one "
+                "for all"
+            )
         self.keys, self.logs = self.folder / "keys", self.folder / "logs"
         programs = Path(sys.executable).parent
         self.environment = {

@@ -126,6 +126,12 @@ def test_free_ports_are_free_and_differ():
             listening.bind((HOST, port))
 
 
+def test_a_list_of_node_configs_has_one_for_each_node(tmp_path):
+    why = r"node_config has 1 texts, and there are 2 nodes; give one for each"
+    with pytest.raises(DeploymentError, match=why):
+        Deployment(tmp_path, EXAMPLE, nodes=2, node_config=["min-honest=2"])
+
+
 def python(script: str, log: Path) -> Process:
     return Process("the script", [sys.executable, "-c", script], log, os.environ)
 
