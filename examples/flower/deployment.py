@@ -81,8 +81,8 @@ class Deployment:
         self._node_configs = [node_config] * nodes if isinstance(node_config, str) else list(node_config)
         if len(self._node_configs) != nodes:
             raise DeploymentError(
-                f"node_config has {len(self._node_configs)} texts, and there are {nodes} nodes; give one for each, or one "
-                "for all"
+                f"node_config has {len(self._node_configs)} texts, and there are {nodes} nodes; give one for each, or "
+                "one for all"
             )
         self.keys, self.logs = self.folder / "keys", self.folder / "logs"
         programs = Path(sys.executable).parent
