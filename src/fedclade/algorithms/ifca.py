@@ -32,8 +32,8 @@ from fedclade.algorithms.state import State
 from fedclade.clustering import LossEstimate, estimate_by_loss, to_lowest_loss
 from fedclade.core import Clients, ConfigError, ParameterTree, Restart, Round, checked, require
 
-CLEARLY_WORSE = 1.1
-"""Ratio of two mean losses from which on one set of models is clearly worse than the other."""
+CLEARLY_WORSE = 0.1
+"""Relative difference of two mean losses from which on one set of models is clearly worse than the other."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,7 +187,8 @@ def _best_set(estimates: Sequence[LossEstimate]) -> int:
     means = [estimate.mean for estimate in estimates]
     trimmed = [estimate.trimmed for estimate in estimates]
     best, unspoiled = means.index(min(means)), trimmed.index(min(trimmed))
-    return unspoiled if trimmed[best] > CLEARLY_WORSE * trimmed[unspoiled] else best
+    is_worse = trimmed[best] - trimmed[unspoiled] > CLEARLY_WORSE * abs(trimmed[unspoiled])
+    return unspoiled if is_worse else best
 
 
 def _packed(sets: Sequence[ParameterTree], best: int, ids: Sequence[int]) -> IFCAState:
