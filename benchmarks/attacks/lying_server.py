@@ -180,14 +180,15 @@ class LyingServer(ABC):
         for number, reply in replies.items():
             fields = [reply.get(name, bytes) for name in ("masking", "sealing")]
             signature = reply.get("signature", bytes)
-            self.adverts[number] = Advert(number, *fields, self.public[number], signature)
+            insists = reply.get("insists", bool)
+            self.adverts[number] = Advert(number, *fields, self.public[number], signature, insists)
         return list(replies)
 
     def show_spoilers(self) -> None:
         """Make the colluders' keys for the sum."""
         for number, key in self.colluders.items():
             masking, sealing = new_key(), new_key()
-            advert = Advert(number, public_of(masking), public_of(sealing), key.public)
+            advert = Advert(number, public_of(masking), public_of(sealing), key.public, insists=True)
             self.adverts[number] = advert.signed(self.terms.context, key)
             self.secret[number] = masking, sealing
 

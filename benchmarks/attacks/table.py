@@ -26,7 +26,7 @@ from typing import Any
 from common import REST
 
 HERE = Path(__file__).parent
-PROGRAMS = ("private_refusals", "disclosures", "partings", "masked_sums", "secure_sums", "over_tls")
+PROGRAMS = ("private_refusals", "disclosures", "limits", "partings", "masked_sums", "secure_sums", "over_tls")
 APART = ("lies",)
 """Programs with a table of their own."""
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from fedclade.algorithms.base import OneCohort, RoundLog
 from fedclade.algorithms.cluster_update import ClusterUpdate, by_cluster, log_of, membership_events, move_clusters
 from fedclade.algorithms.state import State
-from fedclade.clustering import LossEstimate, estimate_by_loss, to_lowest_loss
+from fedclade.clustering import LossEstimate, estimate_by_loss
 from fedclade.core import Clients, ConfigError, ParameterTree, Restart, Round, checked, require
 
 CLEARLY_WORSE = 0.1
@@ -135,7 +135,7 @@ class IFCA(OneCohort[IFCAState]):
         self, state: IFCAState, cohort: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[IFCAState, RoundLog]:
         """Run one round of Algorithm 1 for every set of models that is still in the running."""
-        estimates = [estimate_by_loss(tree, cohort, clients) for tree in _unpacked(state, clients.ids)]
+        estimates = [self._estimated(tree, cohort, clients) for tree in _unpacked(state, clients.ids)]
         sets, losses = [estimate.tree for estimate in estimates], [estimate.mean for estimate in estimates]
         best = _best_set(estimates)
         events = membership_events(state.tree, sets[best])
@@ -152,11 +152,11 @@ class IFCA(OneCohort[IFCAState]):
     def serve(self, state: IFCAState, clients: Clients) -> Mapping[int, int]:
         """Return the node that each client is served with: the one it took, or would take now."""
         unseen = [client for client, node in state.tree.leaf_of.items() if node == 0]
-        return self._estimated(state.tree, unseen, clients)[0].leaf_of if unseen else state.tree.leaf_of
+        return self._estimated(state.tree, unseen, clients).tree.leaf_of if unseen else state.tree.leaf_of
 
-    def _estimated(self, tree: ParameterTree, ids: Sequence[int], clients: Clients) -> tuple[ParameterTree, float]:
-        """Estimate the cluster identities of some clients (Algorithm 1, line 7); return their mean loss as well."""
-        return to_lowest_loss(tree, ids, clients, by_choice=self.reports == "choice")
+    def _estimated(self, tree: ParameterTree, ids: Sequence[int], clients: Clients) -> LossEstimate:
+        """Estimate the cluster identities of some clients (Algorithm 1, line 7), and how low their losses are."""
+        return estimate_by_loss(tree, ids, clients, by_choice=self.reports == "choice")
 
     def _moved(
         self, tree: ParameterTree, cohort: Sequence[int], clients: Clients, this_round: Round

@@ -29,7 +29,17 @@ import torch
 from torch import Tensor
 
 from fedclade.clustering.similarity import Similarity, cosine_similarity, cosines
-from fedclade.core import DROPPED_OUT, Clients, Evaluation, Node, ParameterTree, Round, UpdateError, Updates
+from fedclade.core import (
+    DROPPED_OUT,
+    ChoiceQuery,
+    Clients,
+    Evaluation,
+    Node,
+    ParameterTree,
+    Round,
+    UpdateError,
+    Updates,
+)
 
 MIDWAY = 0.5
 """How far down, from a member's similarity to a stranger's, which is 0, a newcomer still fits."""
@@ -270,15 +280,22 @@ def to_lowest_loss(
 ) -> tuple[ParameterTree, float]:
     """Put each client in the leaf whose model has the lowest loss on its training data; return their mean as well.
 
-    A client that does not reply stays where it is; if none does, the mean is infinite.
+    A client that does not reply stays where it is; if none does, the mean is infinite. With ``by_choice`` clients
+    report which model that is, and no loss, so the mean is NaN.
     """
-    estimate = estimate_by_loss(tree, ids, clients)
+    estimate = estimate_by_loss(tree, ids, clients, by_choice=by_choice)
     return estimate.tree, estimate.mean
 
 
-def estimate_by_loss(tree: ParameterTree, ids: Sequence[int], clients: Clients) -> LossEstimate:
+def estimate_by_loss(
+    tree: ParameterTree, ids: Sequence[int], clients: Clients, *, by_choice: bool = False
+) -> LossEstimate:
     """Put each client in the leaf whose model has the lowest loss, as :func:`to_lowest_loss`; return all it knows."""
     models, rows = tree.models(leaves := [leaf.id for leaf in tree.leaves])
+    if by_choice:
+        chosen = chosen_models(models, rows, ids, clients)
+        tree = tree.reassigned({client: leaves[place] for client, place in chosen.items()})
+        return LossEstimate(tree, math.nan, math.nan)
     evaluation = _on_training_data(models, rows, ids, clients)
     losses = _losses_by_client(evaluation, len(rows))
     if not losses:
