@@ -16,23 +16,23 @@ from __future__ import annotations
 
 import fedclade  # noqa: F401  # isort: skip  (before torch, whose threads then sleep while they wait)
 
-import argparse
 import json
 import logging
 import math
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from common import MODEL, REST, Row, cosine, make_model, parser, refused, report, training
 from flwr.app import RecordDict
 
 from fedclade import DifferentialPrivacy, load_federation
 from fedclade.channel import Budget
-from fedclade.core import FedcladeError, Layout
+from fedclade.core import FedcladeError
 from fedclade.data import Federation
 from fedclade.flower import wire
 from fedclade.flower.client_handler import ClientHandler
@@ -40,7 +40,6 @@ from fedclade.flower.keys import Key
 from fedclade.flower.policy import Policy
 from fedclade.flower.secure.terms import Terms
 from fedclade.flower.wire import Content
-from fedclade.models import build_model
 
 SIZES = (64, 81, 127)
 """Numbers of examples that are reported as 64."""
@@ -52,31 +51,9 @@ FOUND = 0.999
 CLIENTS = 5
 
 
-@dataclass(frozen=True)
-class Row:
-    """What came of an attack."""
-
-    attack: str
-    succeeded: bool
-    detail: str
-
-
-def make_model(seed: int) -> torch.nn.Module:
-    """Return a linear model for the digits."""
-    return build_model("mclr", input_shape=(1, 8, 8), outputs=10, seed=seed)
-
-
-LAYOUT = Layout.of(make_model(0))
-MODEL = LAYOUT.flatten(make_model(0))
-
-
 def question(spec: Mapping[str, Any], **values: Any) -> Content:
     """Return a question for training."""
-    asked = {
-        **{"what": "train", "round": 1, "query": 0, "purpose": "train", "seed": 0, "replicates": 1, "part_size": 0},
-        **{"compares_parts": False, "dim": 0, "own": False, "shares": False, "personal_epochs": 0, "run": "attack"},
-        **{"spec": json.dumps(spec), "layout": wire.layout_digest(LAYOUT), **values},
-    }
+    asked = training(what="train", spec=json.dumps(spec), **values)
     return Content.of(wire.record(asked, {"model": wire.raw_vector(MODEL)}))
 
 
@@ -146,8 +123,10 @@ def sizes() -> Iterator[Row]:
                 with tempfile.TemporaryDirectory() as folder:
                     client = client_of(first_examples(federation, size), Path(folder), kind, policy)
                     found.append(largest_answered(lambda k: answers(client, kind, ask(k))))  # noqa: B023
-            detail = f"answered up to {', '.join(map(str, found))} with {', '.join(map(str, SIZES))} examples"
-            yield Row(f"size by {name}, {kind}", len(set(found)) > 1, detail)
+            differ = len(set(found)) > 1
+            limits, examples = (", ".join(map(str, numbers)) for numbers in (found, SIZES))
+            detail = f"the limits {'differ' if differ else 'are the same'}{REST}{limits} with {examples} examples"
+            yield Row(f"size, {name}, {kind}", differ, detail)
 
 
 def decays() -> Iterator[Row]:
@@ -163,15 +142,15 @@ def decays() -> Iterator[Row]:
         try:
             reply = Content.of(client.answer(question(plain(**{"batch_size": 1, **changes}))))
         except FedcladeError as error:
-            yield Row(f"decay by {name}", False, f"refused: {error}"[:100])
+            yield Row(f"decay, {name}", False, refused(error))
             continue
         update = torch.frombuffer(bytearray(reply.vector("update")), dtype=torch.float32).double()
         start = torch.zeros_like(update) if "mu" in changes else MODEL.double()
         gradient = update + start  # but for the factor -lr
         weights, bias = gradient[:640].view(10, 64), gradient[640:650]
         image = weights[int(bias.abs().argmax())] / bias[int(bias.abs().argmax())]
-        cosine = float(torch.nn.functional.cosine_similarity(images, image[None]).max())
-        yield Row(f"decay by {name}", cosine >= FOUND, f"cosine with a training image {cosine:.4f}, 1 update")
+        nearest = max(cosine(image, each) for each in images)
+        yield Row(f"decay, {name}", nearest >= FOUND, f"cosine with a training image {nearest:.4f}, 1 update")
 
 
 def bystanders() -> Iterator[Row]:
@@ -206,7 +185,7 @@ def bystanders() -> Iterator[Row]:
     try:
         clients[0].shares(listing, states[0], keys[0])
     except FedcladeError as error:
-        yield Row("bystanders", False, f"refused: {error}"[:100])
+        yield Row("bystanders", False, refused(error))
     else:
         yield Row("bystanders", True, f"takes part with {CLIENTS - 1} others that answer without masks, too")
 
@@ -216,18 +195,10 @@ ATTACKS = (sizes, decays, bystanders)
 
 def main() -> int:
     """Run all attacks; return 1 if one of them succeeds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the rows of the table of attacks to this file")
-    arguments = parser.parse_args()
+    arguments = parser(__doc__).parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.ERROR)
-    rows = [row for attack in ATTACKS for row in attack()]
-    for row in rows:
-        print(f"{row.attack:<45} {'SUCCEEDS' if row.succeeded else 'fails':<9} {row.detail}")
-    if arguments.json is not None:
-        table = [{"attack": row.attack, "succeeded": row.succeeded, "detail": row.detail} for row in rows]
-        arguments.json.write_text(json.dumps(table, indent=1) + "\n")
-    return int(any(row.succeeded for row in rows))
+    return report((row for attack in ATTACKS for row in attack()), arguments.json)
 
 
 if __name__ == "__main__":
