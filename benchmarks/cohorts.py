@@ -181,7 +181,7 @@ def server(method: str, clients: int, cohort: int, rounds: int) -> Line:
     spent = list[float]()
     for number in range(1, rounds + 1):
         this_round, before, start = Round(number, LOCAL), scripted.seconds, process_time()
-        ids = algorithm.cohort(state, cohort / clients, this_round.generator("cohort"))
+        ids = algorithm.sample_cohort(state, cohort / clients, this_round.generator("cohort"))
         state, _ = algorithm.step(state, ids, scripted, this_round)
         spent.append(process_time() - start - (scripted.seconds - before))
     assigned = {client: leaf.id for leaf in state.tree.leaves for client in leaf.members}

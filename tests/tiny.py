@@ -328,7 +328,7 @@ def play(
     states, logs = [algorithm.init(params, spy)], list[RoundLog]()
     for number in range(1, rounds + 1):
         this_round = Round(number, spec or LocalTraining(), seed)
-        cohort = algorithm.cohort(states[-1], fraction, this_round.generator("cohort"))
+        cohort = algorithm.sample_cohort(states[-1], fraction, this_round.generator("cohort"))
         state, log = algorithm.step(states[-1], cohort, spy, this_round)
         states.append(state)
         logs.append(log)

@@ -43,7 +43,7 @@ def played(
     states, logs = [algorithm.init(params, clients)], list[RoundLog]()
     for number in range(1, rounds + 1):
         this_round = Round(number, LocalTraining(), min_clients=min_clients)
-        cohort = algorithm.cohort(states[-1], 1.0, this_round.generator("cohort"))
+        cohort = algorithm.sample_cohort(states[-1], 1.0, this_round.generator("cohort"))
         state, log = algorithm.step(states[-1], cohort, clients, this_round)
         states.append(state)
         logs.append(log)

@@ -222,14 +222,19 @@ def test_sample_does_not_depend_on_the_order_of_the_members():
 def test_a_cohort_has_its_fraction_of_every_cluster():
     clients = ScriptedClients(dict.fromkeys(range(9), (0,)))
     algorithm = Oracle({client: 0 if client < 6 else client for client in range(9)})
-    cohort = algorithm.cohort(algorithm.init(torch.zeros(1), clients), 0.5, np.random.default_rng(0))
+    cohort = algorithm.sample_cohort(algorithm.init(torch.zeros(1), clients), 0.5, np.random.default_rng(0))
     assert len([client for client in cohort if client < 6]) == 3
     assert set(cohort) >= {6, 7, 8}
 
 
+def test_a_method_by_the_former_name_of_sample_cohort_is_refused():
+    with pytest.raises(ConfigError, match=r"^Own\.cohort\(\) should be called sample_cohort\(\); rename the method$"):
+        type("Own", (FedAvg,), {"cohort": lambda self, state, fraction, draw: ()})
+
+
 def test_a_cohort_has_nobody_of_an_empty_cluster_and_somebody_of_those_who_wait_for_one():
     state = State(ParameterTree.star([(0, 1), ()], torch.zeros(1), unassigned=[2]))
-    assert FedAvg().cohort(state, 0.1, np.random.default_rng(0)) in {(0, 2), (1, 2)}
+    assert FedAvg().sample_cohort(state, 0.1, np.random.default_rng(0)) in {(0, 2), (1, 2)}
 
 
 def test_membership_events_tell_who_joined_what_and_which_clusters_became_empty():

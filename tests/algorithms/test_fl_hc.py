@@ -30,7 +30,8 @@ def test_auto_finds_the_clusters_of_digits_and_none_where_there_are_none(metric,
 
 
 def test_the_defaults_are_the_papers_for_unknown_heterogeneity():
-    assert build_algorithm("fl_hc") == FLHC(rounds_before=10, metric="l1", linkage="complete", threshold=None)
+    usual = FLHC(rounds_before=10, metric="l1", linkage="complete", threshold=None, cohort="of_all")
+    assert build_algorithm("fl_hc") == usual
     assert build_algorithm("fl_hc", {"threshold": 3}) == FLHC(threshold=3.0)
 
 
@@ -51,6 +52,7 @@ def test_the_defaults_are_the_papers_for_unknown_heterogeneity():
             "algorithm.sample should be left out: linkage 'single' is exact for any number of clients, got 9",
         ),
         ({"compare": "models"}, "algorithm.compare should be 'updates' or 'parameters', got 'models'"),
+        ({"cohort": "all"}, "algorithm.cohort should be 'of_all' or 'of_cluster', got 'all'"),
         (
             {"n_clusters": 4, "threshold": 2.0},
             "algorithm.threshold should be left out where n_clusters is given, got 2.0",
@@ -112,6 +114,11 @@ def test_a_run_too_short_to_be_clustered_is_told_so(rounds, told, caplog):
         "set more rounds, or a smaller algorithm.rounds_before"
     )
     assert (text in caplog.text) == told
+
+
+def test_a_config_names_the_cohort():
+    algorithm = check_config({"algorithm": {"name": "fl_hc", "cohort": "of_cluster"}}).algorithm
+    assert algorithm == FLHC(cohort="of_cluster") != FLHC()
 
 
 # Of many clients

@@ -155,7 +155,7 @@ def test_whoever_answers_no_client_is_lost_and_no_model(algorithm, present, seed
     state = algorithm.init(params, world)
     for number in range(1, ROUNDS + 1):
         this_round = Round(number, SPEC, seed, min_clients=min_clients)
-        cohort = algorithm.cohort(state, fraction, this_round.generator("cohort"))
+        cohort = algorithm.sample_cohort(state, fraction, this_round.generator("cohort"))
         before = state
         state, log = algorithm.step(state, cohort, world, this_round)
         check(state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedclade import FLHC, FedAvg, LocalTraining, Run, simulate
+from fedclade import FLHC, FedAvg, LocalTraining, ParameterTree, Run, simulate
+from fedclade.algorithms.fl_hc import FLHCState
 from tests.reference import fl_hc as reference
 from tests.reference.fedavg import as_numpy
 from tests.tiny import Around, ScriptedClients, details, federation_of, linear, play, renamed, simulated
@@ -58,17 +60,20 @@ def event_of(log):
         ("cosine", "single"),
     ],
 )
-@pytest.mark.parametrize(("fraction", "seed"), [(1.0, 1), (0.34, 2)])
-def test_equals_algorithm_1_round_by_round(metric, linkage, fraction, seed):
+@pytest.mark.parametrize(
+    ("fraction", "seed", "cohort"),
+    [(1.0, 1, "of_all"), (0.34, 2, "of_cluster"), (0.17, 2, "of_all"), (0.34, 2, "of_all")],
+)
+def test_equals_algorithm_1_round_by_round(metric, linkage, fraction, seed, cohort):
     """Clusters and every client's model after each of 7 rounds, cut at the middle of the largest gap."""
     federation = world(seed)
     clients, params = simulated(federation, linear(seed))
-    algorithm = FLHC(rounds_before=3, metric=metric, linkage=linkage, n_clusters=4)
+    algorithm = FLHC(rounds_before=3, metric=metric, linkage=linkage, n_clusters=4, cohort=cohort)
     played = play(algorithm, clients, params, 7, spec=SPEC, seed=seed, fraction=fraction)
     expected = reference.fl_hc(
         *(as_numpy(params), federation, linear(), SPEC),
         **{"n": 3, "alpha": fraction, "metric": metric, "linkage": linkage},
-        **{"T": event_of(played.logs[3])["threshold"], "seed": seed, "rounds": 7},
+        **{"T": event_of(played.logs[3])["threshold"], "seed": seed, "rounds": 7, "of_all": cohort == "of_all"},
     )
     assert len(expected[-1].clusters) == 4
     for state, wanted in zip(played.states[1:], expected, strict=True):
@@ -226,11 +231,32 @@ def test_everybody_is_asked_once_whatever_the_client_fraction():
         sorted(client for call in played.clients.asked("train", number) for client in call.ids)
         for number in range(1, 7)
     ]
-    assert [len(ids) for ids in asked] == [6, 6, 6, 6, 12, 8]
+    assert [len(ids) for ids in asked] == [6, 6, 6, 6, 12, 12], "clusters of 3 have fewer than 6 clients"
     assert asked[4] == list(range(12))
     (call,) = played.clients.asked("train", 5)
     assert all(torch.equal(model, played.states[4].tree.nodes[0].params) for model in call.models.values())
     assert [log.phase for log in played.logs] == ["train"] * 4 + ["cluster", "train"]
+
+
+@pytest.mark.parametrize(
+    ("cohort", "fraction", "trained"),
+    [("of_cluster", 0.34, 4), ("of_all", 0.17, 8), ("of_all", 0.34, 12), ("of_cluster", 1.0, 12), ("of_all", 1.0, 12)],
+)
+def test_a_round_trains_a_share_of_each_cluster_or_of_all_clients_in_each(cohort, fraction, trained):
+    """Line 19 with four clusters of 3 of 12 clients: α·K is 1 of 3, or 2 or 4 of 12, of which a cluster has 3."""
+    clients, params = simulated(world(), linear(1))
+    algorithm = replace(WARD, rounds_before=2, n_clusters=4, cohort=cohort)
+    played = play(algorithm, clients, params, 4, spec=SPEC, seed=1, fraction=fraction)
+    assert len(played.states[-1].tree.leaves) == 4
+    assert sum(len(call.ids) for call in played.clients.asked("train", 4)) == trained
+
+
+def test_the_cohort_counts_the_clients_that_are_there():
+    """Of 12 clients in 3 clusters 4 are there in the round: α = 0.5 is 2 of each cluster, where it has so many."""
+    tree = ParameterTree.star([(0, 1, 2), (3,), ()], torch.zeros(1))
+    cohort = FLHC(rounds_before=0).sample_cohort(FLHCState(tree, clustered=True), 0.5, np.random.default_rng(0))
+    assert len(cohort) == 3
+    assert 3 in cohort
 
 
 def test_the_tree_keeps_the_joint_model_and_the_updates():

@@ -148,7 +148,7 @@ def test_a_state_is_a_tree_and_tensors(algorithm: Algorithm):
     clients, _ = simulated(world(), linear())
     state = kept = algorithm.init(started(algorithm, clients), clients)
     for number in range(1, 5):
-        cohort = algorithm.cohort(state, 0.5, Round(number, SPEC).generator("cohort"))
+        cohort = algorithm.sample_cohort(state, 0.5, Round(number, SPEC).generator("cohort"))
         state, _ = algorithm.step(state, cohort, clients, Round(number, SPEC))
         kept = type(kept).from_tensors(
             ParameterTree(kept.tree.nodes), {name: value.clone() for name, value in kept.tensors().items()}

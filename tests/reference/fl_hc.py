@@ -8,6 +8,8 @@ Only the local SGD is the library's, with the library's random draws. Where the 
 - Line 24 sums over all K clients; those that were not in S_t sent nothing, and n is the number of examples of S_t.
 - With ``keep`` the updates of lines 7 to 9 are those of a round: line 24 moves every cluster by them.
 - ``centroid`` is "average linkage" as section I-C words it; ``average`` is UPGMA, the mean over all pairs.
+- Line 19 is called with all clients (line 4) and with those of a cluster (line 14). With ``of_all`` its K is the number
+  of all clients in both, and a cluster of fewer than m clients trains whole; else it is the procedure's argument.
 - With ``parameters`` the vectors are those of section I-C, "the parameters of the local model".
 - The hierarchical clustering algorithm (line 10) is the text of section I-C, with the linkages of its reference [7].
 """
@@ -52,8 +54,9 @@ def fl_hc(
     rounds: int,
     parameters: bool = False,
     keep: bool = False,
+    of_all: bool = True,
 ) -> list[AfterRound]:
-    K = [client.id for client in federation.clients]
+    all_clients = K = [client.id for client in federation.clients]
     by_id = {client.id: client for client in federation.clients}
     size = {client.id: len(client.train) for client in federation.clients}
     history = []
@@ -62,7 +65,8 @@ def fl_hc(
         return sgd(w, by_id[k], federation, module, spec, seed, t)
 
     def federated_learning(w: Vector, K: Sequence[int], t: int, draw: np.random.Generator) -> Vector:  # line 18
-        m = max(round(alpha * len(K)), 1)  # line 19
+        m = max(round(alpha * len(all_clients if of_all else K)), 1)  # line 19
+        m = min(m, len(K))
         S_t = sorted(draw.choice(np.sort(K), m, replace=False).tolist())  # line 20
         w_k = {k: client_update(k, w, t) for k in S_t}  # lines 21 to 23
         examples = sum(size[k] for k in S_t)

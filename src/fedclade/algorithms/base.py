@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from inspect import isfunction
+from itertools import chain
 from typing import Any, ClassVar, Generic, Literal
 
 import numpy as np
@@ -12,7 +14,18 @@ from torch import Tensor
 
 from fedclade.algorithms.state import OwnS, OwnState, S, State
 from fedclade.clustering import Assignment, SplitCriteria, route, to_root, walk_down
-from fedclade.core import Clients, DataSpec, Event, Joined, LocalTraining, Mixture, ParameterTree, Round, require
+from fedclade.core import (
+    Clients,
+    ConfigError,
+    DataSpec,
+    Event,
+    Joined,
+    LocalTraining,
+    Mixture,
+    ParameterTree,
+    Round,
+    require,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +78,8 @@ class Algorithm(ABC, Generic[S]):
     Raises
     ------
     ConfigError
-        If a hyper-parameter is out of range; one line for each.
+        If a hyper-parameter is out of range; one line for each. If a subclass defines a method ``cohort``, the former
+        name of :meth:`sample_cohort`.
     """
 
     state_type: ClassVar[type[State]] = State
@@ -77,6 +91,12 @@ class Algorithm(ABC, Generic[S]):
     is_soft: ClassVar[bool] = False
     summary: ClassVar[str] = ""
     citation: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse a method ``cohort``, the former name of :meth:`sample_cohort`, which would never be called."""
+        super().__init_subclass__(**options)
+        if isfunction(vars(cls).get("cohort")):
+            raise ConfigError(f"{cls.__name__}.cohort() should be called sample_cohort(); rename the method")
 
     @property
     def needs_updates(self) -> bool:
@@ -206,15 +226,14 @@ class Algorithm(ABC, Generic[S]):
         """Whether the run is at its end, however many rounds it was given."""
         return False
 
-    def cohort(self, state: S, fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
+    def sample_cohort(self, state: S, fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
         """Sample the clients of a round: this fraction of every cluster, and at least one of each.
 
         Every cluster is a federation of its own (CFL Algorithm 3; FL+HC after its clustering step). So are the
         stragglers of a node, who did not answer when it was split.
         """
-        clusters = [leaf.members for leaf in state.tree.leaves if leaf.members]
-        clusters += [members for _, members in sorted(state.tree.stragglers.items())]
-        return tuple(client for members in clusters for client in sample(members, fraction, draw))
+        cohorts = (sample(members, fraction, draw) for members in groups_that_train(state))
+        return tuple(chain.from_iterable(cohorts))
 
     def serve(self, state: S, clients: Clients) -> Mapping[int, int]:
         """Return the node whose model each client is served with: its cluster's."""
@@ -323,14 +342,30 @@ class OwnModels(Algorithm[OwnS]):
 class OneCohort(Algorithm[S]):
     """An algorithm that samples from all clients at once: who is in which cluster may change in every round."""
 
-    def cohort(self, state: S, fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
+    def sample_cohort(self, state: S, fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
         """Sample the clients of a round: this fraction of all, and at least one."""
         return sample(state.tree.nodes[0].members, fraction, draw)
 
 
+def groups_that_train(state: State) -> list[tuple[int, ...]]:
+    """Return the groups of clients that a cohort is sampled from: every cluster with members, every node's stragglers."""
+    clusters = [leaf.members for leaf in state.tree.leaves if leaf.members]
+    stragglers = [members for _, members in sorted(state.tree.stragglers.items())]
+    return clusters + stragglers
+
+
 def sample(members: Sequence[int], fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
     """Return a random fraction of the members, at least one, in ascending order (C of FedAvg)."""
-    count = max(1, round(fraction * len(members)))
+    return sample_count(members, share_of(len(members), fraction), draw)
+
+
+def share_of(count: int, fraction: float) -> int:
+    """Return how many clients a fraction of ``count`` clients is: at least one."""
+    return max(1, round(fraction * count))
+
+
+def sample_count(members: Sequence[int], count: int, draw: np.random.Generator) -> tuple[int, ...]:
+    """Return ``count`` random members in ascending order."""
     return tuple(sorted(draw.choice(np.sort(members), count, replace=False).tolist()))
 
 

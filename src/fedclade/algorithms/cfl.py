@@ -235,10 +235,10 @@ class CFL(Algorithm[CFLState]):
         """Whether a step works on the updates of single clients: sums over all of them carry their weights."""
         return not self.weighted or self.children_start == "own_mean"
 
-    def cohort(self, state: CFLState, fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
+    def sample_cohort(self, state: CFLState, fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
         """Sample the clients of a round, without those in clusters that train no more."""
         if not state.done:
-            return super().cohort(state, fraction, draw)
+            return super().sample_cohort(state, fraction, draw)
         waiting = [members for _, members in sorted(state.tree.stragglers.items())]
         clusters = [leaf.members for leaf in state.tree.leaves if leaf.members and leaf.id not in state.done]
         return tuple(client for members in (*clusters, *waiting) for client in sample(members, fraction, draw))

@@ -56,7 +56,7 @@ class Local(OwnModels[OwnState]):
         """Put all clients under the initial model."""
         return OwnState(ParameterTree.root_only(clients.ids, params), keepers=())
 
-    def cohort(self, state: OwnState, fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
+    def sample_cohort(self, state: OwnState, fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
         """Return all clients: none waits for another, whatever the fraction."""
         return state.tree.nodes[0].members
 

@@ -142,7 +142,7 @@ class FedBuff(Algorithm[FedBuffState]):
         """The folder of the run whose clusters it begins in."""
         return self.clusters_of
 
-    def cohort(self, state: FedBuffState, fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
+    def sample_cohort(self, state: FedBuffState, fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
         """Return all clients: how many of them train says ``concurrency``, whatever the fraction."""
         return tuple(client for leaf in state.tree.leaves for client in leaf.members)
 

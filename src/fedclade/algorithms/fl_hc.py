@@ -9,6 +9,12 @@ Where the paper leaves a choice, this file makes it:
 - Clients that do not answer in it, though they are asked again, wait in no cluster, with the joint model w. When one
   answers in a later round, from w as the others did, it joins the cluster with the update most like its own. With too
   few answers to cluster, the round is held again.
+- Line 19, m = max(α·K, 1), is in a procedure that is called for each cluster with its clients K_c (line 14). Read by
+  the letter, its K is the cluster: of a cluster of three a round then trains one client, whose data alone moves the
+  model, so FL+HC ends below FL (``cohort = "of_cluster"``). The paper's figures are those of the other reading, in
+  which K is all clients, as in line 7 and the caption: m clients, or the whole cluster where it has fewer
+  (``cohort = "of_all"``, the default). Table I then comes out as printed, and accuracy hardly depends on α, as section
+  III-A says; docs/reproduce.md has both readings beside the paper's figures. With α = 1 they are the same.
 - Clients are compared by their updates Δw (line 8, section II). Section I-C has "the parameters of the local model",
   w + Δw (``compare = "parameters"``): that is the same for l1 and l2, but for cosine the common w hides what differs.
 - Average linkage is the mean distance over all pairs (UPGMA). Section I-C compares the averages of the clusters, which
@@ -27,13 +33,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.algorithms.base import Algorithm, RoundLog, never_clusters
+from fedclade.algorithms.base import (
+    Algorithm,
+    RoundLog,
+    groups_that_train,
+    never_clusters,
+    sample_count,
+    share_of,
+)
 from fedclade.algorithms.cluster_update import (
     ClusterUpdate,
     log_of,
@@ -108,6 +122,10 @@ class FLHC(Algorithm[FLHCState]):
         Merge until so many are left, instead of up to a threshold.
     compare
         Clients by their ``updates``, or by the ``parameters`` of the models that they trained.
+    cohort
+        K of m = max(α·K, 1), the number of clients that a round trains in each cluster (line 19), where α is the run's
+        ``client_fraction``. ``of_all``: K is the number of all clients that are available in the round, and a cluster
+        of fewer than m clients trains whole. ``of_cluster``: K is the number of the cluster's own clients.
     sample
         Of more clients, so many are drawn and clustered, and each other joins the cluster with the nearest mean. Not
         with ``single``, which is exact for any number of them. The other linkages are exact, too, where it is left out,
@@ -126,6 +144,7 @@ class FLHC(Algorithm[FLHCState]):
     threshold: float | Literal["auto"] | None = None
     n_clusters: int | None = None
     compare: Literal["updates", "parameters"] = "updates"
+    cohort: Literal["of_all", "of_cluster"] = "of_all"
     sample: int | None = None
     keep_updates: bool = False
 
@@ -134,7 +153,7 @@ class FLHC(Algorithm[FLHCState]):
         for kind, name, known in (("metric", self.metric, METRICS), ("linkage", self.linkage, linkages)):
             if name not in known:
                 raise ConfigError(unknown(kind, name, known))
-        compared = ("updates", "parameters")
+        compared, cohorts = ("updates", "parameters"), ("of_all", "of_cluster")
         fits = self.linkage != "ward" or self.metric == "l2"
         fewest = max(4, self.n_clusters or 0)
         enough, unused = self.sample is None or self.sample >= fewest, self.sample is None or self.linkage != "single"
@@ -142,6 +161,7 @@ class FLHC(Algorithm[FLHCState]):
             ("algorithm.rounds_before", self.rounds_before, self.rounds_before >= 0, "at least 0"),
             ("algorithm.metric", self.metric, fits, "'l2' with linkage 'ward'"),
             ("algorithm.compare", self.compare, self.compare in compared, "'updates' or 'parameters'"),
+            ("algorithm.cohort", self.cohort, self.cohort in cohorts, "'of_all' or 'of_cluster'"),
             *cut_rules(self.threshold, self.n_clusters),
             ("algorithm.sample", self.sample, enough, f"at least {fewest}"),
             ("algorithm.sample", self.sample, unused, "left out: linkage 'single' is exact for any number of clients"),
@@ -171,6 +191,14 @@ class FLHC(Algorithm[FLHCState]):
     def init(self, params: Tensor, clients: Clients) -> FLHCState:
         """Put all clients in one cluster (line 2)."""
         return FLHCState(ParameterTree.root_only(clients.ids, params))
+
+    def sample_cohort(self, state: FLHCState, fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
+        """Sample m clients of every cluster, or all of a cluster that has fewer (lines 19 and 20)."""
+        if self.cohort == "of_cluster":
+            return super().sample_cohort(state, fraction, draw)
+        m = share_of(len(state.tree.nodes[0].members), fraction)
+        cohorts = (sample_count(members, min(m, len(members)), draw) for members in groups_that_train(state))
+        return tuple(chain.from_iterable(cohorts))
 
     def step(
         self, state: FLHCState, cohort: Sequence[int], clients: Clients, this_round: Round

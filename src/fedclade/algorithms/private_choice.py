@@ -128,10 +128,12 @@ class PrivateChoice(Algorithm[PrivateChoiceState]):
         """Put all clients in one cluster."""
         return PrivateChoiceState(ParameterTree.root_only(clients.ids, params))
 
-    def cohort(self, state: PrivateChoiceState, fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
+    def sample_cohort(
+        self, state: PrivateChoiceState, fraction: float, draw: np.random.Generator
+    ) -> tuple[int, ...]:
         """Sample from every cluster; those that wait in none train no model."""
         inside = {client for leaf in state.tree.leaves for client in leaf.members}
-        return tuple(client for client in super().cohort(state, fraction, draw) if client in inside)
+        return tuple(client for client in super().sample_cohort(state, fraction, draw) if client in inside)
 
     def step(
         self, state: PrivateChoiceState, cohort: Sequence[int], clients: Clients, this_round: Round

@@ -293,10 +293,10 @@ def step(
         return state, RoundLog({}, {}, events=(*backend.retrying.told(), TooFew(0, 0)))
     there, fraction, draw = clients.there(state), settings.client_fraction, this_round.generator("cohort")
     if settings.is_central:
-        cohort, expected = sampled_singly(there.tree, algorithm.cohort(there, 1.0, draw), fraction, draw)
+        cohort, expected = sampled_singly(there.tree, algorithm.sample_cohort(there, 1.0, draw), fraction, draw)
         this_round = replace(this_round, expected=expected)
     else:
-        cohort, expected = algorithm.cohort(there, fraction, draw), dict[int, float]()
+        cohort, expected = algorithm.sample_cohort(there, fraction, draw), dict[int, float]()
     after, log = state, RoundLog({}, {}, events=(TooFew(0, 0),))
     if cohort or not settings.is_central:
         after, log = algorithm.step(state, cohort, clients, this_round)
