@@ -348,7 +348,7 @@ class OneCohort(Algorithm[S]):
 
 
 def groups_that_train(state: State) -> list[tuple[int, ...]]:
-    """Return the groups of clients that a cohort is sampled from: every cluster with members, every node's stragglers."""
+    """Return the groups that a cohort is sampled from: clusters with members, and the stragglers of each node."""
     clusters = [leaf.members for leaf in state.tree.leaves if leaf.members]
     stragglers = [members for _, members in sorted(state.tree.stragglers.items())]
     return clusters + stragglers

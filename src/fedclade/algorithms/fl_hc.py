@@ -40,14 +40,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.algorithms.base import (
-    Algorithm,
-    RoundLog,
-    groups_that_train,
-    never_clusters,
-    sample_count,
-    share_of,
-)
+from fedclade.algorithms.base import Algorithm, RoundLog, groups_that_train, never_clusters, sample_count, share_of
 from fedclade.algorithms.cluster_update import (
     ClusterUpdate,
     log_of,

@@ -128,9 +128,7 @@ class PrivateChoice(Algorithm[PrivateChoiceState]):
         """Put all clients in one cluster."""
         return PrivateChoiceState(ParameterTree.root_only(clients.ids, params))
 
-    def sample_cohort(
-        self, state: PrivateChoiceState, fraction: float, draw: np.random.Generator
-    ) -> tuple[int, ...]:
+    def sample_cohort(self, state: PrivateChoiceState, fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
         """Sample from every cluster; those that wait in none train no model."""
         inside = {client for leaf in state.tree.leaves for client in leaf.members}
         return tuple(client for client in super().sample_cohort(state, fraction, draw) if client in inside)

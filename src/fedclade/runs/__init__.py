@@ -24,6 +24,7 @@ from fedclade.runs.store.events import events_of
 from fedclade.runs.store.newcomers import Newcomers, read_newcomers, score_columns
 from fedclade.runs.store.run import Row, check_free, is_finished, is_unfinished
 from fedclade.runs.store.similarities import SimilarityMatrix
+from fedclade.runs.store.toml_text import to_toml
 from fedclade.runs.stream import decide_stream
 from fedclade.runs.targets import target_of
 from fedclade.runs.validation import check_validation, chosen_round, column_of, metric_named
@@ -81,6 +82,7 @@ __all__ = [
     "settings_from",
     "simulate",
     "target_of",
+    "to_toml",
     "version_of",
     "versions",
     "without_unset",

@@ -16,7 +16,7 @@ from rich.table import Table
 from fedclade.config import Config
 from fedclade.core import RunError, import_extra, write_text
 from fedclade.report import Comparison, Score, count, new_table
-from fedclade.runs import Run, chosen_round, column_of, without_unset
+from fedclade.runs import Run, chosen_round, column_of, to_toml
 from fedclade.sweeps.space import Parameter
 
 BEST, PICTURE = "best.toml", "trials.html"
@@ -122,13 +122,11 @@ class SweepResult:
         RunError
             If the folder cannot be written.
         """
-        import tomli_w
-
         best, config = self.best, self.best_config.as_dict()
         reached = f"{self.score.label} {self.score.text(best.validation)}"
         said = f"# Trial {best.number} of a sweep: {reached} on validation data.\n"
         try:
-            write_text(self.folder / BEST, f"{said}{tomli_w.dumps(without_unset(config))}")
+            write_text(self.folder / BEST, f"{said}{to_toml(config)}")
         except OSError as error:
             raise RunError(f"cannot write the sweep to {self.folder}: {error}") from error
         self.comparison.save(self.folder, figure=False)

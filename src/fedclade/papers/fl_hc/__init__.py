@@ -11,6 +11,7 @@ EXPERIMENTS = experiments_of(
     {
         "flhc-iid": (measure_iid, draw_heights),
         **{f"flhc-table{number}": (measure_fractions, draw_cells) for number in (1, 2, 3)},
+        "flhc-cohort": (measure_fractions, draw_cells),
         **{f"flhc-table{number}": (measure_linkages, draw_cells) for number in (4, 5, 6)},
         "flhc-fig1-6": (measure_curves, draw_curves),
     },

@@ -87,6 +87,14 @@ class _Checks:
         measured = f"n = 1: {min(first):.2f}x to {max(first):.2f}x, later: {min(others):.2f}x to {max(others):.2f}x"
         return min(first) > 1 and fmean(first) > fmean(others), measured, within_tolerance(first, *self.numbers["jump"])
 
+    def same(self) -> Checked:
+        furthest = max(abs(100 * gain) for gain in self.gains)
+        return furthest <= POINT, points(self.gains)
+
+    def as_printed(self) -> Checked:
+        last = [value for cell in self.cells for value in cell.last("accuracy")]
+        return _within(last, *self.numbers["as_printed"]), percent(last)
+
     def more_clients(self) -> Checked:
         shares = [fmean(cell.last("reached")) for cell in self.cells]
         averaged = [fmean(run["reached"][-1] for run in cell.averaged) for cell in self.cells]

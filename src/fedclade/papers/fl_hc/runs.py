@@ -178,7 +178,7 @@ def key_of(algorithm: Algorithm, fraction: float, seed: int) -> str:
     how = "FL"
     if isinstance(algorithm, FLHC):
         at = f"T {algorithm.threshold}" if algorithm.n_clusters is None else f"{algorithm.n_clusters} clusters"
-        how = f"{algorithm.metric} {algorithm.linkage}, {at}, n {algorithm.rounds_before}"
+        how = f"{algorithm.metric} {algorithm.linkage}, {at}, n {algorithm.rounds_before}, K {algorithm.cohort}"
     return f"{how}, cf {fraction:.1f}, seed {seed}"
 
 

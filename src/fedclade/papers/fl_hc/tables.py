@@ -32,26 +32,36 @@ COLUMNS = ("accuracy post cluster", "accuracy at the end", "clients at the targe
 
 WARD = ("l2", "ward")
 
+READINGS = {"of_all": "K is all clients", "of_cluster": "K is the cluster's clients"}
+"""What K is in m = max(α·K, 1), Algorithm 1, line 19."""
+
 
 def measure_fractions(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
-    """Measure Tables I to III: every client fraction with every number of rounds before clustering."""
+    """Measure Tables I to III: every client fraction with every number of rounds before clustering.
+
+    The first of ``cohorts``, the readings of Algorithm 1, line 19, makes the cells; the others are shown below them.
+    """
+    usual, *other_readings = settings["cohorts"]
     runs, printed = Runs(cache, settings), paper.numbers["cells"]
     rows, cells, beside, remarks = list[Row](), list[Cell](), list[Cell](), list[str]()
     for fraction in settings["client_fractions"]:
         averaged = runs.of(FedAvg(), fraction)
         rows += _rows_of_averaging(f"cf {fraction:.1f}, FL", averaged)
         for n in (n for n in settings["rounds_before"] if [fraction, n] not in settings["left_out"]):
-            found = runs.of(_ward(n, threshold=settings["threshold"]), fraction)
+            found = runs.of(_ward(n, threshold=settings["threshold"], cohort=usual), fraction)
             key = f"cf {fraction:.1f}, n {n}"
             cells.append(Cell(key, n, found, averaged, printed.get(key, Cell.paper)))
             beside.append(cells[-1])
             if settings["setting"] == "label-swapped" and any(run["clusters"] != CLUSTERS for run in found):
                 # What FL+HC comes to if it is cut where the four groups are, and by which T that would be.
-                at_four = runs.of(_ward(n, n_clusters=CLUSTERS), fraction)
+                at_four = runs.of(_ward(n, n_clusters=CLUSTERS, cohort=usual), fraction)
                 beside.append(replace(cells[-1], key=f"{key}, cut at {CLUSTERS} clusters", runs=at_four))
                 heights = [_heights(merges["l2 ward"]) for merges in runs.merges(n, fraction)]
                 low, high = max(each[-CLUSTERS] for each in heights), min(each[-CLUSTERS + 1] for each in heights)
                 remarks.append(f"{key}: every T from {low:.3g} to {high:.3g} makes {CLUSTERS} clusters.")
+            for reading in other_readings:
+                again = runs.of(_ward(n, threshold=settings["threshold"], cohort=reading), fraction)
+                beside.append(replace(cells[-1], key=f"{key}, {READINGS[reading]}", runs=again))
         rows += [row for cell in beside if cell.averaged is averaged for row in _rows_of(cell)]
     made = "; ".join(f"{cell.key}: {', '.join(str(run['clusters']) for run in cell.runs)}" for cell in cells)
     remark = f"Clusters that T = {settings['threshold']} made (the paper does not tell): {made}."

@@ -9,14 +9,12 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, cast
 
-import tomli_w
-
 from fedclade.config import WRITTEN_ONLY, check_config
 from fedclade.core import ConfigError, UntrustedNameError, flat, reading_folder
 from fedclade.report.formats import NONE
 from fedclade.report.page.section import Section, Table
 from fedclade.report.run_view import RunView
-from fedclade.runs import CONFIG, Run, without_unset
+from fedclade.runs import CONFIG, Run, to_toml
 
 LONGEST_LIST = 80
 """Letters of a list in one line."""
@@ -58,7 +56,7 @@ def _in_one_line(found: re.Match[str]) -> str:
 def _as_toml(run: Run) -> str:
     """Return a run's config without what only a run folder has."""
     config = {key: value for key, value in run.config.items() if key not in WRITTEN_ONLY}
-    return tomli_w.dumps(without_unset(config)).strip()
+    return to_toml(config).strip()
 
 
 @lru_cache

@@ -10,8 +10,8 @@ from typing import Any
 
 from fedclade.core import RunError
 from fedclade.runs.store.contents import CONFIG as CONFIG_SHAPE
-from fedclade.runs.store.contents import without_unset
 from fedclade.runs.store.shape import check_shape
+from fedclade.runs.store.toml_text import to_toml
 
 CONFIG = "config.toml"
 """The first file of a run folder, there from the start of the run."""
@@ -48,9 +48,7 @@ def is_private(config: Mapping[str, Any]) -> bool:
 
 def write_config(path: Path, config: Mapping[str, Any]) -> None:
     """Write a config as TOML."""
-    import tomli_w  # not needed to simulate, only to save
-
-    text = tomli_w.dumps(without_unset(config))
+    text = to_toml(config)
     path.write_text(f"{text}{_SUM}{_sha256(text)}\n", encoding="utf-8")
 
 
