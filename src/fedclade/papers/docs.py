@@ -1,7 +1,7 @@
 """The page of all results: ``python -m fedclade.papers.docs results docs/reproduce.md``, and those of the docs site.
 
-Written from the JSON files alone: nothing is measured, and the figures are drawn again. The page is an overview; a page
-for each result, and one of what could not be confirmed, are made when the site is built.
+Written from the JSON files alone: nothing is measured, and the figures are drawn again. The page is an overview;
+beside it lie a page for each result, and one of what could not be confirmed.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ INTRODUCTION = """\
 # The papers' tables and figures, measured again
 
 A line for each experiment; its page has the paper's figures beside ours, and the picture. These pages are made from
-`results/` when the site is built; `fedclade reproduce NAME` measures one again and prints the same, and `--list` lists
+`results/`; `fedclade reproduce NAME` measures one again and prints the same, and `--list` lists
 them all. Read also [what was found, in sentences](reproduce/sentences.md), and
 [what we could not confirm](reproduce/unconfirmed.md), with why.
 
 A row is *reached* within what does not count as a difference, *exceeded* or *short* where one side is better, and
 *off* where either may be; *as seeds differ* stands where there are three seeds or more, and the paper's figure lies
-where one more of them would, with 95 %. A claim is *seen*, where it says how much, if ours lies within a fifth of that;
-*direction only* if ours goes the same way, but less far, or much further.
+where one more of them would, with 95 %. Rows count once for each run, and only for quantities that the paper has. A
+claim is *seen* if all that its sentence says was seen: where it says how much, ours is that figure, or in that range,
+rounded as the paper prints it. It is *direction only* if ours goes the same way by another amount, or not steadily. The
+scale *paper* has the paper's settings but for those that the next column names; so has *laptop*.
 """
 
 RESULT = """\
@@ -46,22 +48,24 @@ its 95 % interval by Student's t. What the verdicts mean: [all results](../repro
 """
 
 SENTENCES = ("experiment", "the paper shows", "measured here", "why they differ", "set otherwise than in the paper")
-COUNTS = ("experiment", "source", "scale", "rows", "claims", "time")
+COUNTS = ("experiment", "source", "scale", "set otherwise than in the paper", "rows", "claims", "time")
 
 SEEN = {"yes": "seen", "direction only": "direction only", "no": "not seen", "not tested": "not tested"}
 """What the overview calls :attr:`Claim.seen`."""
 
 
 def write_page(results: Path, page: Path) -> None:
-    """Write the overview of a folder of JSON files, and the figures into a folder of its name beside it."""
+    """Write the overview of a folder of JSON files, and beside it a folder with a page and figure of each."""
     found = read_results(results)
     folder = page.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
     for result in found:
         picture = EXPERIMENTS[result.name].draw(result.outcome, result.settings)
         _save_small(picture, folder / f"{result.stem}.png")
-    text = page_of(found, folder.name)
-    appear(page, lambda beside: beside.write_text(text, encoding="utf-8"))
+    pages = {page: page_of(found, folder.name)}
+    pages |= {folder / name: text for name, text in detail_pages(found).items()}
+    for path, text in pages.items():
+        appear(path, lambda beside, text=text: beside.write_text(text, encoding="utf-8"))
 
 
 def read_results(folder: Path) -> list[Result]:
@@ -116,16 +120,21 @@ def _link(result: Result, folder: str = ".") -> str:
 def _sentences(result: Result) -> tuple[str, ...]:
     summary = result.outcome.summary
     sentences = (summary.shows, summary.found, summary.because)
-    return *(sentence or NONE for sentence in sentences), departures(result)
+    return *(sentence or NONE for sentence in sentences), _departures(result)
+
+
+def _departures(result: Result) -> str:
+    return departures(result, EXPERIMENTS[result.name].cells)
 
 
 def _counts(result: Result) -> tuple[str, ...]:
     outcome = result.outcome
-    verdicts = Counter(_kind(row) for row in outcome.rows if row.paper is not None)
-    claims = Counter(SEEN[claim.seen] for claim in outcome.claims)
+    verdicts = Counter(_kind(row) for row in outcome.rows if row.counts)
+    claims = Counter(SEEN[claim.seen] for claim in outcome.claims if not claim.own)
     return (
         result.source,
         result.scale,
+        _departures(result),
         ", ".join(f"{n} {verdict}" for verdict, n in verdicts.items()) or NONE,
         ", ".join(f"{claims[word]} {word}" for word in SEEN.values() if claims[word]) or NONE,
         duration(result.seconds),
@@ -144,7 +153,7 @@ def _unconfirmed(results: Sequence[Result]) -> Iterator[str]:
         (_link(result), claim.text, claim.seen, claim.measured)
         for result in results
         for claim in result.outcome.claims
-        if claim.seen in ("no", "direction only")
+        if not claim.own and claim.seen in ("no", "direction only")
     ]
     yield "# What we could not confirm\n"
     if claims:
@@ -153,7 +162,8 @@ def _unconfirmed(results: Sequence[Result]) -> Iterator[str]:
         yield "No claim that was tested failed."
     yield ""
     apart = [
-        (result, [row for row in result.outcome.rows if _kind(row).startswith(("short", "off"))]) for result in results
+        (result, [row for row in result.outcome.rows if row.counts and _kind(row).startswith(("short", "off"))])
+        for result in results
     ]
     rows = [(_link(result), _range(rows), result.outcome.summary.because or NONE) for result, rows in apart if rows]
     if rows:

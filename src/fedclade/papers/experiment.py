@@ -52,6 +52,8 @@ class Experiment:
     pieces: str = ""
     #: The data sets that the scale ``smoke`` needs; None for the same.
     smoke_data: tuple[str, ...] | None = None
+    #: What the paper prints or draws, cell by cell or task by task: our rows on a cell begin with its name.
+    cells: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for scale, changes in self.changes.items():
@@ -153,6 +155,15 @@ def read_tables(file: Path) -> dict[str, Any]:
     return resolved(tables)
 
 
+def _cells_of(paper: Paper, settings: Settings) -> tuple[str, ...]:
+    """Return the cells of a table that the paper prints; or the panels of a figure, or the tasks."""
+    printed: Mapping[str, Sequence[float | None]] = paper.numbers.get("cells", {})
+    if printed:
+        return tuple(cell for cell, figures in printed.items() if any(value is not None for value in figures))
+    panels = settings.get("figures", settings.get("tasks", ()))
+    return tuple(panels)
+
+
 def experiments_of(tables: Mapping[str, Any], functions: Mapping[str, tuple[Measure, Draw]]) -> tuple[Experiment, ...]:
     """Return the experiments of :func:`read_tables`, each with the functions that measure and draw it."""
     found: list[Experiment] = []
@@ -172,6 +183,7 @@ def experiments_of(tables: Mapping[str, Any], functions: Mapping[str, tuple[Meas
                 data=tuple(table.get("data", ())),
                 pieces=table.get("pieces", ""),
                 smoke_data=None if smoke_data is None else tuple(smoke_data),
+                cells=_cells_of(said, table["settings"]),
             )
         )
     return tuple(found)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 from fedclade.papers.outcome import Claim, Row, Summary
 from fedclade.papers.result import Result
@@ -19,8 +19,14 @@ Cells = tuple[Sequence[str], list[Sequence[str]]]
 LONGEST = 80
 """Letters of a setting that are shown."""
 
-SHOWN_FIRST = ("model", "clients", "rounds", "samples_per_client", "seeds")
+SHOWN_FIRST = (
+    *("model", "clients", "client_fraction", "client_fractions", "rounds", "rounds_before", "cohort"),
+    *("samples_per_client", "batch_size", "lr", "cuts", "seeds"),
+)
 """Settings whose difference from the paper's is shown in full in the overview; others are named."""
+
+OWN = "Quantities of ours, which the paper does not have; they count in no verdict:"
+"""What stands above them."""
 
 
 def figure(value: float | None, unit: str = "") -> str:
@@ -59,6 +65,11 @@ def difference(row: Row) -> str:
     return written if written.startswith("−") else f"+{written}"
 
 
+def parted(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """Return the rows of the paper's quantities, and those of ours."""
+    return [row for row in rows if row.is_of_paper], [row for row in rows if not row.is_of_paper]
+
+
 def row_table(rows: Sequence[Row]) -> Cells:
     """Return the cells of rows."""
     return ("what", "paper", "ours", "difference", "verdict"), [
@@ -67,9 +78,9 @@ def row_table(rows: Sequence[Row]) -> Cells:
     ]
 
 
-def claim_table(claims: Sequence[Claim]) -> Cells:
+def claim_table(claims: Sequence[Claim], head: str = "the paper's claim") -> Cells:
     """Return the cells of claims."""
-    return ("the paper's claim", "seen", "measured"), [(each.text, each.seen, each.measured) for each in claims]
+    return (head, "seen", "measured"), [(each.text, each.seen, each.measured) for each in claims]
 
 
 def change_table(result: Result) -> Cells:
@@ -78,14 +89,43 @@ def change_table(result: Result) -> Cells:
     return ("setting", "paper", "here"), [*changes]
 
 
-def departures(result: Result) -> str:
-    """Say what differs from the paper: ``rounds 100 → 10; also lr``; nothing is left out."""
-    written = {key: f"{key} {setting(paper)} → {setting(now)}" for key, (paper, now) in result.differences.items()}
-    shown = [text for key, text in written.items() if key in SHOWN_FIRST and len(text) <= LONGEST]
-    others = [key for key, text in written.items() if text not in shown]
+def departures(result: Result, cells: Sequence[str] = ()) -> str:
+    """Say what differs from the paper: ``3 of 16 cells; rounds 100 → 10; also lr``; nothing is left out.
+
+    ``cells`` are those that the paper prints, see :attr:`Experiment.cells`.
+    """
+    shown, others = list[str](), list[str]()
+    for key, paper, now in _leaves(result.differences):
+        text = f"{key} {setting(paper)} → {setting(now)}"
+        if key in SHOWN_FIRST and len(text) <= LONGEST:
+            shown.append(text)
+        else:
+            others.append(key)
+    shown, others = list(dict.fromkeys(shown)), list(dict.fromkeys(others))
     if others:
         shown.append(f"also {', '.join(others)}" if shown else ", ".join(others))
+    run = [cell for cell in cells if _has_row(result.outcome.rows, cell)]
+    if len(run) < len(cells):
+        shown.insert(0, f"{len(run)} of {len(cells)} cells")
     return "; ".join(shown) or "nothing"
+
+
+def _leaves(differences: Mapping[str, tuple[Any, Any]]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield each setting that differs with the paper's value and ours; of tables in tables the innermost settings.
+
+    What a table of ours leaves out, such as a figure that was not measured, is no setting that differs.
+    """
+    for key, (paper, now) in differences.items():
+        if isinstance(paper, Mapping) and isinstance(now, Mapping) and set(now) <= set(paper):
+            inner = {name: (paper[name], now[name]) for name in now if paper[name] != now[name]}
+            yield from _leaves(cast("Mapping[str, tuple[Any, Any]]", inner))
+        else:
+            yield key, paper, now
+
+
+def _has_row(rows: Sequence[Row], cell: str) -> bool:
+    """Return whether a row is about a cell of the paper's: its name begins with the cell's."""
+    return any(row.what.startswith((f"{cell} · ", f"{cell}, ")) for row in rows)
 
 
 def summary_lines(summary: Summary) -> list[tuple[str, str]]:
@@ -123,10 +163,19 @@ def to_markdown(result: Result, picture: str | None = None, level: int = 1) -> s
         parts.append(f"![{result.title}]({picture})")
     if lines := summary_lines(outcome.summary):
         parts.append("\n".join(f"- **{about}:** {sentence}" for about, sentence in lines))
-    if outcome.rows:
-        parts.append(table(*row_table(outcome.rows)))
-    if outcome.claims:
-        parts.append(table(*claim_table(outcome.claims)))
+    of_paper, own = parted(outcome.rows)
+    claims = [claim for claim in outcome.claims if not claim.own]
+    own_claims = [claim for claim in outcome.claims if claim.own]
+    if of_paper:
+        parts.append(table(*row_table(of_paper)))
+    if claims:
+        parts.append(table(*claim_table(claims)))
+    if own or own_claims:
+        parts.append(OWN)
+    if own:
+        parts.append(table(*row_table(own)))
+    if own_claims:
+        parts.append(table(*claim_table(own_claims, "sentence of ours")))
     if outcome.remarks:
         parts.append("\n".join(f"- {remark}" for remark in outcome.remarks))
     if result.differences:

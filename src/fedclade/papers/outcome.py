@@ -18,9 +18,6 @@ FEWEST_SEEDS = 3
 AS_SEEDS_DIFFER = ", as seeds differ"
 """Of a figure of the paper, from one run, that could as well be one of ours."""
 
-TOLERANCE = 0.2
-"""How far from a magnitude that a paper states ours may be, as a share of it, to be as large."""
-
 
 @dataclass(frozen=True)
 class Row:
@@ -42,6 +39,11 @@ class Row:
     within: float = 1.0
     #: How the paper puts its figure, where it prints none: ``"≈ 1"``.
     told: str = ""
+    #: Whether it is a quantity of ours, whatever figure of the paper it is beside: it is below a line of its own, and
+    #: has no verdict. So are rows without a figure of the paper.
+    own: bool = False
+    #: The row whose run this row shows again: a run counts once. Empty for a run that no earlier row shows.
+    repeats: str = ""
 
     @classmethod
     def of(cls, what: str, paper: float | None, seeds: Iterable[float], unit: str = "%", **more: Any) -> Row:
@@ -50,13 +52,25 @@ class Row:
         return cls(what, paper, fmean(values), unit, values, **more)
 
     @property
+    def is_of_paper(self) -> bool:
+        """Whether the paper has this quantity, with a figure to compare ours with."""
+        return self.paper is not None and not self.own
+
+    @property
+    def counts(self) -> bool:
+        """Whether the row counts where reached rows are counted: as a quantity of the paper, from a run of its own."""
+        return self.is_of_paper and not self.repeats
+
+    @property
     def verdict(self) -> str:
         """Return ``reached``, ``exceeded``, ``short by X`` or, where either side may be wrong, ``off by X``.
 
-        The last two with ``, as seeds differ`` if the seeds spread as far.
+        The last two with ``, as seeds differ`` if the seeds spread as far. Empty for a quantity of ours.
         """
-        if self.paper is None:
+        if self.paper is None or self.own:
             return ""
+        if self.repeats:
+            return f"the run of {self.repeats}"
         difference = self.ours - self.paper
         if abs(difference) <= self.within:
             return "reached"
@@ -80,8 +94,11 @@ class Claim:
     holds: bool | None
     #: What was measured, in words and numbers.
     measured: str
-    #: Where the text says how much: whether it was as much, by :func:`within_tolerance`; None where it does not.
+    #: Where the text says how much, or how steadily: whether that was seen as well, see :func:`within_printed`; None
+    #: where it does not.
     as_large: bool | None = None
+    #: Whether it is a sentence of ours, which the paper does not have: it is below a line of its own.
+    own: bool = False
 
     @property
     def seen(self) -> str:
@@ -93,14 +110,20 @@ class Claim:
         return "direction only" if self.as_large is False else "yes"
 
 
-def within_tolerance(values: Iterable[float], low: float, high: float | None = None) -> bool:
-    """Return whether all values lie within a fifth of the magnitude that a paper states, or of the ends of its range.
+def within_printed(values: Iterable[float], low: float, high: float | None = None) -> bool:
+    """Return whether all values, rounded as the paper prints, are the figure that it states, or in its range.
 
-    >>> within_tolerance([1.1, 2.2], 1.3, 1.9), within_tolerance([5.5], 1.3, 1.9), within_tolerance([3.5], 4.0)
+    >>> within_printed([1.26, 1.94], 1.3, 1.9), within_printed([0.97], 1.2, 2.1), within_printed([14.4], 14)
     (True, False, True)
     """
     high = low if high is None else high
-    return all(low - TOLERANCE * abs(low) <= value <= high + TOLERANCE * abs(high) for value in values)
+    digits = max(_decimals(low), _decimals(high))
+    return all(low <= round(value, digits) <= high for value in values)
+
+
+def _decimals(number: float) -> int:
+    """Return how many decimals a figure is printed with: 1 of 4.0, none of 36."""
+    return len(str(number).partition(".")[2])
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ EXPERIMENTS = experiments_of(
         "cfl-fig5-data": (gaps.measure_data, figures.draw_data),
         "cfl-fig6-rounds": (gaps.measure_rounds, figures.draw_rounds),
         "cfl-fig7-norms": (norms.measure, figures.draw_norms),
+        "cfl-fig7-steps": (norms.measure_steps, figures.draw_steps),
         "cfl-fig8-cifar": (splits.measure_cifar, figures.draw_cifar),
         "cfl-fig9-agnews": (splits.measure_agnews, figures.draw_agnews),
     },

@@ -132,6 +132,24 @@ def draw_norms(outcome: Outcome, settings: Settings) -> Figure:
     return figure
 
 
+def draw_steps(outcome: Outcome, settings: Settings) -> Figure:
+    """Draw both norms over the rounds: a row for each step size, incongruent clients at the left."""
+    steps = outcome.series["steps"]
+    title = "With whole-data batches the step size decides whether the mean update vanishes"
+    subtitle = f"after Sattler et al. 2019, figure 7 · {settings['data']}, two clients"
+    figure, axes = panels(2, title, subtitle, rows=len(steps))
+    places = [(step, kind) for step in steps for kind in norms.KINDS]
+    for axis, (step, kind) in zip(axes, places, strict=True):
+        for (norm, name), color in zip(norms.NORMS.items(), (style.INK, style.CLUSTERS[1]), strict=True):
+            values = steps[step][kind][norm]
+            axis.plot(np.linspace(1, outcome.series["rounds"], len(values)), values, color=color, label=name)
+        style.label(axis, x="communication rounds", y="norm of the update")
+        head(axis, f"{kind}, η = {step}")
+        style.log_scale(axis)
+    legend(axes[1])
+    return figure
+
+
 def draw_splits(outcome: Outcome, settings: Settings, *, place: str, score: str) -> Figure:
     """Draw the course of each true cluster's score beside FL's, the separation gaps, and how alike clients are.
 

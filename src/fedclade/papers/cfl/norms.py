@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fedclade.algorithms import FedAvg
-from fedclade.papers.cache import ResultCache, Settings
+from fedclade.papers.cache import ResultCache, Settings, maker_of
 from fedclade.papers.experiment import Paper
 from fedclade.papers.outcome import Outcome, Row
 
@@ -58,7 +60,7 @@ def measure(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
     )
     parted = f"in the end the incongruent one is at least {apart:.1f} times the congruent one"
     claims = (
-        paper.claim("stagnates", min(stays) >= STAGNANT if settings["rounds"] >= FEWEST_ROUNDS else None, staying),
+        paper.claim("stagnates", _stagnates(stays, settings), staying, min(stays) > 1),
         paper.claim("vanishes", max(falls) < 1, f"×{min(falls):.2g} to ×{max(falls):.2g}", max(falls) < VANISHED),
         paper.claim("mean", max(server) < 1, f"×{min(server):.2g} to ×{max(server):.2g}", max(server) < VANISHED),
         paper.claim("apart", apart > APART, parted),
@@ -72,10 +74,71 @@ def measure(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
     return paper.outcome(rows, claims, {"rounds": settings["rounds"], **series}, sentence, because=because)
 
 
+def measure_steps(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
+    """Train two clients of either kind with whole-data batches, which have no noise, at several step sizes."""
+    found = {step: _trained(cache, settings, step) for step in settings["step_sizes"]}
+    rows = [
+        Row.of(f"η = {step:g}, {kind}: {NORMS[norm]}, {when}", None, [_last(run[norm][:last]) for run in runs], "")
+        for step, kinds in found.items()
+        for kind, runs in kinds.items()
+        for norm in NORMS
+        for when, last in (("early on", _early(settings)), ("at the end", settings["rounds"]))
+    ]
+    change = {
+        step: {(kind, norm): [_change(run[norm]) for run in runs] for kind, runs in kinds.items() for norm in NORMS}
+        for step, kinds in found.items()
+    }
+    small, large = min(found), max(found)
+    at_small = change[small]
+    stays, falls = at_small["incongruent", "max_norm"], at_small["congruent", "max_norm"]
+    server = at_small["incongruent", "mean_norm"] + at_small["congruent", "mean_norm"]
+    steps = "; ".join(
+        f"η = {step:g} ×{np.mean(change[step]['incongruent', 'mean_norm']):.2g}, largest norm "
+        f"×{np.mean(change[step]['incongruent', 'max_norm']):.2g}"
+        for step in found
+    )
+    ratios = [float(np.mean(change[step]["incongruent", "mean_norm"])) for step in (small, large)]
+    claims = (
+        paper.claim("stagnates", _stagnates(stays, settings), f"×{min(stays):.2f}", min(stays) > 1, step=small),
+        paper.claim("vanishes", max(falls) < 1, f"×{max(falls):.2g}", max(falls) < VANISHED, step=small),
+        paper.claim("mean", max(server) < 1, f"×{max(server):.2g} at most", max(server) < VANISHED, step=small),
+        replace(
+            paper.claim("steps", ratios[0] < 1 <= ratios[1], f"server norm of incongruent clients: {steps}"), own=True
+        ),
+    )
+    sentence = f"Incongruent clients, from early on to the end, the norm of the mean update: {steps}."
+    series = {
+        f"{step:g}": {kind: {norm: _thinned(runs[0][norm]) for norm in NORMS} for kind, runs in kinds.items()}
+        for step, kinds in found.items()
+    }
+    because = None if any(claim.seen in ("no", "direction only") for claim in claims) else ""
+    return paper.outcome(rows, claims, {"rounds": settings["rounds"], "steps": series}, sentence, because=because)
+
+
+def _trained(cache: ResultCache, settings: Settings, step: float) -> dict[str, list[dict[str, list[float]]]]:
+    """Return the norms of both kinds of clients at a step size, seed by seed."""
+    at_step = {**settings, "lr": step, "batch_size": settings["samples_per_client"]}
+    return {
+        kind: cache.by_seed(f"η = {step:g}, {kind}", settings["seeds"], partial(_norms, cache, at_step, kind))
+        for kind in KINDS
+    }
+
+
+def _early(settings: Settings) -> int:
+    """Return the round that ends the first part of a run, which is "early on"."""
+    return max(1, round(EARLY * settings["rounds"]))
+
+
+def _stagnates(changes: Sequence[float], settings: Settings) -> bool | None:
+    """Return whether norms have stagnated; None if the rounds are too few to tell."""
+    return min(changes) >= STAGNANT if settings["rounds"] >= FEWEST_ROUNDS else None
+
+
 def _norms(cache: ResultCache, settings: Settings, kind: str, seed: int) -> dict[str, list[float]]:
     federation = cache.federation(settings["data"], settings, seed, clients=2, **KINDS[kind])
-    how: dict[str, Any] = {"key": f"{kind}, seed {seed}", "evaluate_every": settings["rounds"]}
-    run = cache.simulate(FedAvg(), settings["model"], federation, settings, seed, **how)
+    how: dict[str, Any] = {"key": f"{settings['lr']:g}, {kind}, seed {seed}", "evaluate_every": settings["rounds"]}
+    model = maker_of(federation, settings["model"], settings.get("model_arguments"))
+    run = cache.simulate(FedAvg(), model, federation, settings, seed, **how)
     norms = {norm: [float(f"{row[norm]:.4g}") for row in run.cluster_rows] for norm in NORMS}
     return {**norms, "train_loss": [row["train_loss"] for row in run.metric_rows[-1:]]}
 

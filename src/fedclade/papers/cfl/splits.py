@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from fedclade.algorithms import CFL, Algorithm, ReplicatedCFL
 from fedclade.papers.cache import ResultCache, Settings, maker_of
 from fedclade.papers.cfl.series import Series, WatchedCFL, pairs_of, series_of
 from fedclade.papers.experiment import Paper
-from fedclade.papers.outcome import Claim, Outcome, Row, within_tolerance
+from fedclade.papers.outcome import Claim, Outcome, Row, within_printed
 
 Values = Sequence[float]
 
@@ -58,7 +59,7 @@ def measure_cifar(paper: Paper, cache: ResultCache, settings: Settings) -> Outco
         paper.claim("doubled", more.min() > 2, f"×{more.min():.2f} to ×{more.max():.2f} of the FL solution's"),
         *_on_criteria(paper, found, settings),
         *_on_pairs(paper, found["cfl"]),
-        paper.claim("rcfl", 0 < min(settled) <= max(settled) < first, f"{from_round}; {calendar}"),
+        replace(paper.claim("rcfl", 0 < min(settled) <= max(settled) < first, f"{from_round}; {calendar}"), own=True),
     ]
     sentence = (
         f"FL {np.mean(stagnation):.1f} % when CFL splits first and {np.mean(end['fl']):.1f} % at the end; "
@@ -82,7 +83,7 @@ def measure_agnews(paper: Paper, cache: ResultCache, settings: Settings) -> Outc
     ]
     gain = [100 * (1 - cfl / fl) for fl, cfl in zip(end["fl"], end["cfl"], strict=True)]
     claims = [
-        paper.claim("below", min(gain) > 0, f"{np.mean(gain):.1f} % less", within_tolerance(gain, numbers["gain"])),
+        paper.claim("below", min(gain) > 0, f"{np.mean(gain):.1f} % less", within_printed(gain, numbers["gain"])),
         paper.claim("discovered", *_separated(found["cfl"])),
         *_on_criteria(paper, found, settings),
     ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -11,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedclade.algorithms import FLHC, FedAvg
-from fedclade.clustering import cut_height
+from fedclade.clustering import n_clusters_by_gap
 from fedclade.papers.cache import ResultCache, Settings
 from fedclade.papers.experiment import Paper
 from fedclade.papers.fl_hc.claims import (
     Cell,
     claim_on_curve,
+    claim_on_speed,
     claims_on,
     claims_on_iid,
     count,
@@ -32,6 +34,12 @@ COLUMNS = ("accuracy post cluster", "accuracy at the end", "clients at the targe
 
 WARD = ("l2", "ward")
 
+AUTO = "T = auto"
+"""The threshold at the largest gap between merges, which no accuracy chooses; a quantity of ours."""
+
+TRUTH = ", the true number"
+"""What a cut at the true number of groups says of itself."""
+
 READINGS = {"of_all": "K is all clients", "of_cluster": "K is the cluster's clients"}
 """What K is in m = max(α·K, 1), Algorithm 1, line 19."""
 
@@ -39,9 +47,9 @@ READINGS = {"of_all": "K is all clients", "of_cluster": "K is the cluster's clie
 def measure_fractions(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
     """Measure Tables I to III: every client fraction with every number of rounds before clustering.
 
-    The first of ``cohorts``, the readings of Algorithm 1, line 19, makes the cells; the others are shown below them.
+    ``cohort``, a reading of Algorithm 1, line 19, makes the cells; ``other_cohorts`` are quantities of ours.
     """
-    usual, *other_readings = settings["cohorts"]
+    usual = settings["cohort"]
     runs, printed = Runs(cache, settings), paper.numbers["cells"]
     rows, cells, beside, remarks = list[Row](), list[Cell](), list[Cell](), list[str]()
     for fraction in settings["client_fractions"]:
@@ -55,55 +63,98 @@ def measure_fractions(paper: Paper, cache: ResultCache, settings: Settings) -> O
             if settings["setting"] == "label-swapped" and any(run["clusters"] != CLUSTERS for run in found):
                 # What FL+HC comes to if it is cut where the four groups are, and by which T that would be.
                 at_four = runs.of(_ward(n, n_clusters=CLUSTERS, cohort=usual), fraction)
-                beside.append(replace(cells[-1], key=f"{key}, cut at {CLUSTERS} clusters", runs=at_four))
+                beside.append(replace(cells[-1], key=f"{key}, cut at {CLUSTERS} clusters{TRUTH}", runs=at_four))
                 heights = [_heights(merges["l2 ward"]) for merges in runs.merges(n, fraction)]
                 low, high = max(each[-CLUSTERS] for each in heights), min(each[-CLUSTERS + 1] for each in heights)
                 remarks.append(f"{key}: every T from {low:.3g} to {high:.3g} makes {CLUSTERS} clusters.")
-            for reading in other_readings:
+            for reading in settings["other_cohorts"]:
                 again = runs.of(_ward(n, threshold=settings["threshold"], cohort=reading), fraction)
                 beside.append(replace(cells[-1], key=f"{key}, {READINGS[reading]}", runs=again))
-        rows += [row for cell in beside if cell.averaged is averaged for row in _rows_of(cell)]
+        rows += [row for cell in beside if cell.averaged is averaged for row in _rows_of(cell, own=cell not in cells)]
     made = "; ".join(f"{cell.key}: {', '.join(str(run['clusters']) for run in cell.runs)}" for cell in cells)
     remark = f"Clusters that T = {settings['threshold']} made (the paper does not tell): {made}."
     return _outcome(paper, settings, rows, cells, {cell.key: _shown(cell) for cell in beside}, [remark, *remarks])
 
 
 def measure_linkages(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
-    """Measure Tables IV to VI: metrics with linkages, each at the cut that comes out best.
+    """Measure Tables IV to VI: each metric and linkage at several thresholds of its own, and at T = auto.
 
-    Runs of equal partitions are the same run, and measured once.
+    As in the paper (section III-B), a cell is the threshold with the best accuracy. A threshold is a share of the
+    distance of the last merge, as distances of different metrics have different units. Thresholds and ways that make
+    equal partitions are the same run, which is measured and counted once.
     """
     runs, fraction, n = Runs(cache, settings), settings["client_fraction"], settings["rounds_before"]
     averaged, merges = runs.of(FedAvg(), fraction), runs.merges(n, fraction)
     rows, cells, series = _rows_of_averaging("FL", averaged), list[Cell](), dict[str, Any]()
+    shown_by = dict[str, str]()
     for how in settings["hows"]:
         tried = {
-            count: [
+            name: [
                 runs.run(_first_alike(of_seed, settings, how, count), fraction, seed)
-                for seed, of_seed in zip(settings["seeds"], merges, strict=True)
+                for seed, of_seed, count in zip(settings["seeds"], merges, counts, strict=True)
             ]
-            for count in settings["cuts"]
+            for name, counts in cuts_of(merges, settings, how).items()
         }
-        best = max(tried, key=lambda count: fmean(run["accuracy"][-1] for run in tried[count]))
+        chosen = [name for name in tried if name != AUTO]
+        last = {name: fmean(run["accuracy"][-1] for run in found) for name, found in tried.items()}
+        best = max(chosen, key=last.__getitem__)
         cell = Cell(how, n, tried[best], averaged, paper.numbers["cells"].get(how, Cell.paper))
         cells.append(cell)
-        rows += _rows_of(cell)
-        series[how] = {**_shown(cell), "cut": best, "threshold": cut_height(_heights(merges[0][how]), best)}
-    chosen = ", ".join(f"{key} {cell['cut']} (T ≈ {cell['threshold'] or 0:.3g})" for key, cell in series.items())
+        # Runs are equal if their partitions are: equal numbers of all rounds tell it of runs that are kept as JSON.
+        first = shown_by.setdefault(json.dumps(tried[best], sort_keys=True), how)
+        rows += _rows_of(cell, name=f"{how}, {best}" if best.endswith(TRUTH) else how, repeats=first)
+        rows += [
+            _row(f"{how}, {name} · accuracy at the end", None, [run["accuracy"][-1] for run in tried[name]])
+            for name in tried
+            if name != best
+        ]
+        series[how] = {**_shown(cell), "cut": best, "tried": last}
     remarks = [
-        "The paper cuts at the best of some thresholds, by test accuracy, and names none; ours are cuts at numbers of "
-        f"clusters, the best of {settings['cuts']}: {chosen}."
+        "The paper shows the best of some thresholds by test accuracy, and names none. Ours are shares of the distance "
+        "of the last merge; each cell is the best of them by test accuracy, as in the paper, and the spread over them "
+        "stands below: "
+        + "; ".join(f"{how} {each['cut']}, {_spread(each['tried'])}" for how, each in series.items())
+        + "."
     ]
+    repeated = [row for row in rows if row.repeats]
+    if repeated:
+        remarks.append(f"{len(repeated)} rows show a run that is shown above already, and do not count again.")
     if settings["setting"] == "label-swapped":
         remarks.append(_on_parameters(paper, merges, settings))
     return _outcome(paper, settings, rows, cells, series, remarks)
+
+
+def cuts_of(merges: Sequence[Merges], settings: Settings, how: str) -> dict[str, list[int]]:
+    """Return what is tried of a metric and linkage, by name: how many clusters it makes, seed by seed."""
+    heights = [_heights(of_seed[how]) for of_seed in merges]
+    cuts: dict[str, list[int]] = {}
+    for share in settings["threshold_shares"]:
+        cuts[f"T = {share:g} of the last merge"] = [
+            clusters_at(of_seed[how], share * each[-1]) for of_seed, each in zip(merges, heights, strict=True)
+        ]
+    for clusters in settings["cuts"]:
+        is_truth = settings["setting"] == "label-swapped" and clusters == CLUSTERS
+        cuts[f"cut at {clusters} clusters{TRUTH if is_truth else ''}"] = [clusters] * len(merges)
+    cuts[AUTO] = [n_clusters_by_gap(each) for each in heights]
+    return cuts
+
+
+def _spread(tried: Mapping[str, float]) -> str:
+    """Say how far accuracies at the end lie apart."""
+    return f"{100 * min(tried.values()):.1f} to {100 * max(tried.values()):.1f} %"
 
 
 def _first_alike(merges: Merges, settings: Settings, how: str, count: int) -> FLHC:
     """Return FL+HC at a cut; of the ways that make the same partition the first."""
     wanted = labels_of(merges[how], count)
     metric, linkage = next(way for way in settings["hows"] if labels_of(merges[way], count) == wanted).split()
-    return FLHC(rounds_before=settings["rounds_before"], metric=metric, linkage=linkage, n_clusters=count)
+    return _fl_hc(settings, metric, linkage, n_clusters=count)
+
+
+def _fl_hc(settings: Settings, metric: str, linkage: str, **cut: Any) -> FLHC:
+    return FLHC(
+        rounds_before=settings["rounds_before"], metric=metric, linkage=linkage, cohort=settings["cohort"], **cut
+    )
 
 
 def _on_parameters(paper: Paper, merges: Sequence[Merges], settings: Settings) -> str:
@@ -138,9 +189,10 @@ def measure_iid(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome
     rows, found, heights = list[Row](), dict[str, list[int]](), dict[str, list[float]]()
     first, last = min(settings["rounds_before"]), max(settings["rounds_before"])
 
-    def add(name: str, counts: Sequence[int], one: bool) -> None:
+    def add(name: str, counts: Sequence[int], one: bool, *, own: bool = False) -> None:
         paper_says = (1.0, "1") if one else (None, "more than 1")
-        rows.append(Row.of(f"{name} · clusters at T = {T}", paper_says[0], counts, "", within=0.0, told=paper_says[1]))
+        what = f"{name} · clusters at T = {T}"
+        rows.append(Row.of(what, paper_says[0], counts, "", within=0.0, told=paper_says[1], own=own))
 
     for n in settings["rounds_before"]:
         merges = runs.merges(n, fraction)
@@ -151,9 +203,10 @@ def measure_iid(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome
         heights[f"n {n}"] = _heights(merges[0]["l2 ward"]).round(3).tolist()
     other = Runs(cache, {**settings, "scaling": settings["other_scaling"]}).merges(last, fraction)
     counts = [clusters_at(each["l2 ward"], T) for each in other]
-    add(f"n {last}, l2 ward, pixels of mean 0 and variance 1", counts, one=True)
+    add(f"n {last}, l2 ward, pixels of mean 0 and variance 1", counts, one=True, own=True)
     averaged = runs.of(FedAvg(), fraction)
-    cell = Cell(f"n {first}", first, runs.of(_ward(first, threshold=T), fraction), averaged)
+    at_first = runs.of(_ward(first, threshold=T, cohort=settings["cohort"]), fraction)
+    cell = Cell(f"n {first}", first, at_first, averaged)
     rows.append(_row("FL · accuracy at the end", 99.1, [run["accuracy"][-1] for run in averaged]))
     rows.append(_row(f"FL+HC, n {first}, l2 ward · accuracy at the end", None, cell.last("accuracy")))
     wards = ", ".join(f"{count(found[f'n {n}, l2 ward'])} (n = {n})" for n in settings["rounds_before"])
@@ -176,16 +229,23 @@ def measure_curves(paper: Paper, cache: ResultCache, settings: Settings) -> Outc
             continue
         runs, fraction, seed = Runs(cache, of_it), figure["client_fraction"], settings["seeds"][0]
         (metric, linkage), n = figure["how"].split(), figure["rounds_before"]
-        # Figures 5 and 6 cut where the best of several thresholds is: here at the best of ``cuts``.
-        ward = [{"threshold": of_it["threshold"]}] if linkage == "ward" else []
-        tried = [
-            runs.run(FLHC(rounds_before=n, metric=metric, linkage=linkage, **cut), fraction, seed)
-            for cut in ward or [{"n_clusters": k} for k in settings["cuts"]]
-        ]
+        # Figures 5 and 6 cut where the best of several thresholds is, see measure_linkages.
+        if linkage == "ward":
+            cuts = [{"threshold": of_it["threshold"]}]
+        else:
+            (merges,) = Runs(cache, {**of_it, "seeds": [seed]}).merges(n, fraction)
+            of_shares = cuts_of([merges], {**of_it, **settings}, figure["how"])
+            cuts = [{"n_clusters": count} for name, (count,) in of_shares.items() if name != AUTO]
+        of_figure = {"rounds_before": n, "cohort": of_it["cohort"]}
+        tried = [runs.run(_fl_hc(of_figure, metric, linkage, **cut), fraction, seed) for cut in cuts]
         clustered = max(tried, key=lambda run: run["accuracy"][-1])
         averaged = runs.run(FedAvg(), fraction, seed)
         series[name] = {**figure, "FL": averaged, "FL+HC": clustered}
-        claims.append(claim_on_curve(paper, Cell(name, n, [clustered], [averaged])))
+        cell = Cell(name, n, [clustered], [averaged])
+        if figure["setting"] in ("pathological", "label-swapped"):  # of which alone the text says so
+            claims.append(claim_on_curve(paper, cell))
+        if figure["setting"] == "pathological":
+            claims.append(claim_on_speed(paper, cell))
     rows = [
         _row(f"{name} · {which}, {words} at the end", None, shown[which][key][-1:])
         for name, shown in series.items()
@@ -214,20 +274,22 @@ def _rows_of_averaging(name: str, runs: list[Found]) -> list[Row]:
     return [_row(f"{name} · {words}", None, [run[key][-1] for run in runs]) for key, words in shown.items()]
 
 
-def _rows_of(cell: Cell) -> list[Row]:
+def _rows_of(cell: Cell, *, name: str = "", own: bool = False, repeats: str = "") -> list[Row]:
+    """Return the rows of a cell by its key or another name; ``repeats`` is the cell that shows the same run first."""
+    name, repeats = name or cell.key, "" if repeats == cell.key else repeats
     values = (cell.after("accuracy"), cell.last("accuracy"), cell.after("reached"), cell.last("reached"))
     rows = [
-        _row(f"{cell.key} · {what}", *each)
+        _row(f"{name} · {what}", *each, own=own, repeats=repeats)
         for what, each in zip(COLUMNS, zip(cell.paper, values, strict=True), strict=True)
     ]
     moved = [run["at_the_mean"] for run in cell.runs if run["at_the_mean"] is not None]
     if len(moved) == len(cell.runs):
-        rows.insert(1, _row(f"{cell.key} · {COLUMNS[0]}, from their mean", cell.paper[0], moved))
+        rows.insert(1, _row(f"{name} · {COLUMNS[0]}, from their mean", cell.paper[0], moved, own=True))
     return rows
 
 
-def _row(what: str, paper: float | None, shares: Sequence[float]) -> Row:
-    return Row.of(what, paper, [round(100 * share, 4) for share in shares], wanted="at least")
+def _row(what: str, paper: float | None, shares: Sequence[float], **more: Any) -> Row:
+    return Row.of(what, paper, [round(100 * share, 4) for share in shares], wanted="at least", **more)
 
 
 def _shown(cell: Cell) -> dict[str, Any]:
