@@ -61,7 +61,9 @@ METHODS: Mapping[str, Callable[[], Algorithm]] = {
     "fedgroup": lambda: FedGroup(groups=CLUSTERS, cold_start="sampled", eta_g=0.0),
     "fedgroup, position": lambda: FedGroup(groups=CLUSTERS, cold_start="sampled", eta_g=0.0, direction="position"),
     "fesem": lambda: FeSEM(clusters=CLUSTERS),
-    "fl_hc": lambda: build_algorithm("fl_hc", {"rounds_before": 3, "metric": "cosine", "linkage": "average"}),
+    "fl_hc": lambda: build_algorithm(
+        "fl_hc", {"rounds_before": 3, "metric": "cosine", "linkage": "average", "cohort": "of_cluster"}
+    ),
     "cfl": lambda: build_algorithm("cfl", {"eps2": 0.1}),
 }
 

@@ -4,10 +4,13 @@
 #     sh benchmarks/gpu_reproduce.sh [FOLDER [NAME ...]]
 #
 # FOLDER (default: reproduced/paper) gets the results; copy its JSON files to results/ when all are there. NAME is one of
-# 'fedclade reproduce --list'; without names it is every experiment that needs a GPU. Exit status: 0 when all are
+# 'fedclade reproduce --list'; without names it is every experiment whose data is there. Exit status: 0 when all are
 # finished, 130 when there is more to do, so that a loop does it all:
 #
 #     while :; do sh benchmarks/gpu_reproduce.sh OUT && break; [ $? -eq 130 ] || exit 1; done
+#
+# It needs the library's source, torch and the packages that a simulation imports, with typer and rich; tomli-w may be
+# missing. Each result says how long its pieces took, and on which GPU.
 set -eu
 cd "$(dirname "$0")/.."
 out=${1:-reproduced/paper}

@@ -19,8 +19,6 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from plotly.offline import get_plotlyjs
 
-from fedclade.papers.docs import detail_pages, read_results
-
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
 """Where a link of Markdown leads to: a path, and an anchor."""
@@ -36,9 +34,8 @@ LARGEST = 100_000
 
 
 def made() -> dict[str, Callable[[], str]]:
-    """Return what writes each page that is made from the code or from results, by where the page is."""
-    results = {f"reproduce/{name}": text for name, text in detail_pages(read_results(ROOT / "results")).items()}
-    return {**generated.pages(), **{page: (lambda text=text: text) for page, text in results.items()}}
+    """Return what writes each page that is made from the code, by where the page is."""
+    return generated.pages()
 
 
 def on_startup(command: str, dirty: bool) -> None:

@@ -14,8 +14,9 @@ from fedclade.papers import EXPERIMENTS, Claim, Outcome, ResultCache
 from fedclade.papers.experiment import Paper
 from fedclade.papers.fl_hc import EXPERIMENTS as OF_PAPER
 from fedclade.papers.fl_hc import tables
-from fedclade.papers.fl_hc.claims import Cell, claim_on_curve, claims_on, claims_on_iid, why_differ
+from fedclade.papers.fl_hc.claims import Cell, claim_on_curve, claim_on_speed, claims_on, claims_on_iid, why_differ
 from fedclade.papers.fl_hc.runs import Runs, clusters_at, key_of, labels_of
+from fedclade.papers.fl_hc.tables import cuts_of
 from fedclade.papers.result import Result
 
 Smoke = Callable[[str], Result]
@@ -46,7 +47,9 @@ def test_the_papers_settings_name_every_cell_of_its_tables():
     assert cells[0] == cells[1] == cells[2] == [f"cf {f:.1f}, n {n}" for f in fractions for n in (1, 3, 5, 10)]
     assert cells[3] == cells[4] == cells[5]
     assert sorted(cells[3]) == EXPERIMENTS["flhc-table4"].paper["hows"]
-    assert ["flhc-iid", *(f"flhc-table{number}" for number in range(1, 7)), "flhc-fig1-6"] == NAMES
+    of_tables = [f"flhc-table{number}" for number in range(1, 4)]
+    of_linkages = [f"flhc-table{number}" for number in range(4, 7)]
+    assert ["flhc-iid", *of_tables, "flhc-cohort", *of_linkages, "flhc-fig1-6"] == NAMES
 
 
 def test_the_figure_of_a_table_names_its_panels_and_its_marks(smoke: Smoke):
@@ -91,10 +94,38 @@ def test_where_a_threshold_misses_the_four_groups_a_cut_at_four_stands_beside_it
     settings = {**EXPERIMENTS["flhc-table2"].settings("smoke"), "threshold": 1e-3, "rounds_before": [1]}
     found = EXPERIMENTS["flhc-table2"].measure(ResultCache({}), settings)
     ours = {row.what: row.ours for row in found.rows}
-    assert ours["cf 0.5, n 1, cut at 4 clusters · accuracy at the end"] > ours["cf 0.5, n 1 · accuracy at the end"]
-    assert list(found.series["cells"]) == ["cf 0.5, n 1", "cf 0.5, n 1, cut at 4 clusters"]
+    by_truth = "cf 0.5, n 1, cut at 4 clusters, the true number"
+    assert ours[f"{by_truth} · accuracy at the end"] > ours["cf 0.5, n 1 · accuracy at the end"]
+    assert list(found.series["cells"]) == ["cf 0.5, n 1", by_truth]
+    assert all(row.own for row in found.rows if row.what.startswith(by_truth)), "no count is chosen by the truth"
+    assert not any(row.counts and "from their mean" in row.what for row in found.rows)
     assert [remark for remark in found.remarks if remark.startswith("cf 0.5, n 1: every T from ")]
     assert "At cf 0.5, n 1 T = 0.001 makes 12 clusters in place of 4" in found.summary.because
+
+
+def test_the_other_reading_of_the_cohort_stands_below_the_papers_rows():
+    """Six clusters or so of 12 clients at α = 0.5: six of all clients are a whole cluster, of a cluster it is half."""
+    settings = {**EXPERIMENTS["flhc-cohort"].settings("smoke"), "rounds_before": [1], "rounds": 3, "threshold": 1e-3}
+    found = EXPERIMENTS["flhc-cohort"].measure(ResultCache({}), settings)
+    other = [row for row in found.rows if "K is the cluster's clients" in row.what]
+    assert other
+    assert not any(row.counts for row in other)
+    assert [row.what for row in found.rows if row.own and row not in other] == [
+        "cf 0.5, n 1 · accuracy post cluster, from their mean"
+    ]
+
+
+def test_each_metric_and_linkage_has_thresholds_of_its_own_and_auto():
+    merges = {"l1 average": [[0, 1, 100.0, 2], [2, 3, 400.0, 2], [4, 5, 1000.0, 4]]}
+    settings = {"setting": "label-swapped", "threshold_shares": [0.9, 0.3], "cuts": [4, 2]}
+    assert cuts_of([merges], settings, "l1 average") == {
+        "T = 0.9 of the last merge": [2],
+        "T = 0.3 of the last merge": [3],
+        "cut at 4 clusters, the true number": [4],
+        "cut at 2 clusters": [2],
+        "T = auto": [1],
+    }
+    assert "cut at 4 clusters" in cuts_of([merges], {**settings, "setting": "pathological"}, "l1 average")
 
 
 def test_pairs_of_fraction_and_rounds_can_be_left_out():
@@ -113,6 +144,7 @@ def test_runs_of_equal_partitions_are_measured_once_and_the_best_cut_is_shown(mo
         tables, "labels_of", lambda merged, n_clusters: [merged[1][0], n_clusters, *range(int(n_clusters))]
     )
     monkeypatch.setattr(tables, "_on_parameters", lambda *_: "")
+    monkeypatch.setattr(tables, "n_clusters_by_gap", lambda _: 2)
     runs: list[str] = []
 
     def scripted(_: Runs, algorithm: Any, fraction: float, seed: int) -> dict[str, Any]:
@@ -122,13 +154,22 @@ def test_runs_of_equal_partitions_are_measured_once_and_the_best_cut_is_shown(mo
         return made_up(0.75 if key.startswith("FL") else 0.9 + 0.01 * algorithm.n_clusters)
 
     monkeypatch.setattr(Runs, "run", scripted)
-    settings = {**EXPERIMENTS["flhc-table5"].settings("laptop"), "cuts": [2, 3], "hows": hows}
+    cuts = {"cuts": [2, 3], "threshold_shares": [], "hows": hows}
+    settings = {**EXPERIMENTS["flhc-table5"].settings("laptop"), **cuts}
     found = EXPERIMENTS["flhc-table5"].measure(ResultCache({}), settings)
-    tried = [f"{how}, {cut} clusters, n 10, cf 0.2" for how in ("cosine average", "l1 average") for cut in (2, 3)]
+    tried = [
+        f"{how}, {cut} clusters, n 10, K of_all, cf 0.2" for how in ("cosine average", "l1 average") for cut in (2, 3)
+    ]
     tried = [f"{key}, seed {seed}" for key in tried for seed in settings["seeds"]]
     assert set(runs) == {*(f"FL, cf 0.2, seed {seed}" for seed in settings["seeds"]), *tried}
     assert {row.ours for row in found.rows if row.what.endswith(" · accuracy at the end")} == {75.0, 93.0}
-    assert any("the best of [2, 3]: " in remark and "l2 ward 3 (T ≈ " in remark for remark in found.remarks)
+    assert any("l2 ward cut at 3 clusters, 92.0 to 93.0 %" in remark for remark in found.remarks)
+    counted = [row for row in found.rows if row.counts]
+    assert len(counted) == 4, "ten ways are one run"
+    assert {row.what.partition(" · ")[0] for row in counted} == {hows[0]}
+    repeated = [row for row in found.rows if row.repeats]
+    assert {row.repeats for row in repeated} == {hows[0]}
+    assert {row.verdict for row in repeated if row.is_of_paper} == {f"the run of {hows[0]}"}
 
 
 def test_the_clustering_step_is_no_round_and_moves_nothing():
@@ -215,6 +256,10 @@ def test_claims_on_pathological_clients():
     good = claims("flhc-table1", fl, a=made_up(0.9, 0.3), b=made_up(0.6, 0.2))
     assert holds(good) == [True, True, True]
     assert good[1].measured == "n = 1: 1.80x to 1.80x, later: 1.20x to 1.20x"
+    loss = claims("flhc-table1", made_up(0.5, 0.3), a=made_up(0.9, 0.29), b=made_up(0.6, 0.5))
+    assert (loss[2].seen, loss[2].measured[:13]) == ("no", "1.0x to 1.7x:"), "0.97x is a loss"
+    little = claims("flhc-table1", made_up(0.5, 0.3), a=made_up(0.9, 0.33), b=made_up(0.6, 0.5))
+    assert little[2].seen == "direction only", "1.1x is no 1.2x"
     assert [each.seen for each in good] == ["yes", "yes", "direction only"]  # 3.0 times the clients, the paper 2.0
     bad = claims("flhc-table1", fl, a=made_up(0.45, 0.1), b=made_up(0.6, 0.0))
     assert holds(bad) == [False, False, False]
@@ -282,8 +327,7 @@ def test_clusters_that_are_not_the_true_ones_are_named():
     assert found.measured == "90.0 to 99.0 %; other clusters than the true ones with l2 ward"
     because = why_differ(paper_of("flhc-table5"), cells(made_up(0.8), **runs), {"cuts": [4]})
     assert because.endswith(
-        "At the numbers of clusters tried, [4], l2 ward finds others than the 4 groups; the paper shows the best of "
-        "thresholds that it does not tell."
+        "At the best of the cuts tried, l2 ward finds others than the 4 groups; the paper does not tell its thresholds."
     )
 
 
@@ -301,10 +345,25 @@ def test_runs_of_few_rounds_tell_little():
 
 def test_curves_are_compared_from_the_clustering_step_on(smoke: Smoke):
     found = smoke("flhc-fig1-6").outcome
-    assert claim(found, "figure 3: after the clustering step").holds
-    before = {**made_up(0.9), "accuracy": [0.1] + [0.9] * 19}
-    (cell,) = cells(made_up(0.8), a=before)
-    assert claim_on_curve(paper_of("flhc-fig1-6"), cell).holds
-    (cell,) = cells(made_up(0.9), a={**before, "accuracy": [1.0] + [0.8] * 19})
-    lost = claim_on_curve(paper_of("flhc-fig1-6"), cell)
-    assert (lost.holds, lost.measured) == (False, "mean accuracy of the rounds after it: FL+HC 80.0 %, FL 90.0 %")
+    assert claim(found, "figure 3: in any given round").measured
+    before = {**made_up(0.9), "reached": [0.0] + [0.5] * 19}
+    paper = paper_of("flhc-fig1-6")
+    (cell,) = cells(made_up(0.8, 0.4), a=before)
+    assert claim_on_curve(paper, cell).seen == "yes"
+    (cell,) = cells(made_up(0.8, 0.4), a={**before, "reached": [0.0] + [0.5] * 18 + [0.4]})
+    assert claim_on_curve(paper, cell).seen == "direction only", "in any given round"
+    (cell,) = cells(made_up(0.9, 0.6), a={**before, "reached": [1.0] + [0.5] * 19})
+    lost = claim_on_curve(paper, cell)
+    measured = "in 0 of 19 rounds; on the mean of these rounds FL+HC 50.0 %, FL 60.0 %"
+    assert (lost.seen, lost.measured) == ("no", measured)
+
+
+def test_fl_hc_is_sooner_if_it_gets_in_fewer_rounds_to_where_fl_ends():
+    slow = {**made_up(0.9), "accuracy": [0.1] * 10 + [0.9] * 10}
+    (cell,) = cells(slow, a={**slow, "accuracy": [0.1] * 5 + [0.9] * 15})
+    good = claim_on_speed(paper_of("flhc-fig1-6"), cell)
+    measured = "FL first has the 90.0 % at which it ends in round 11, FL+HC in 6"
+    assert (good.seen, good.measured) == ("yes", measured)
+    (cell,) = cells(slow, a=made_up(0.89))
+    assert claim_on_speed(paper_of("flhc-fig1-6"), cell).measured.endswith("FL+HC in none")
+    assert claim_on_speed(paper_of("flhc-fig1-6"), cell).seen == "no"

@@ -102,9 +102,7 @@ def measure_steps(paper: Paper, cache: ResultCache, settings: Settings) -> Outco
         paper.claim("stagnates", _stagnates(stays, settings), f"×{min(stays):.2f}", min(stays) > 1, step=small),
         paper.claim("vanishes", max(falls) < 1, f"×{max(falls):.2g}", max(falls) < VANISHED, step=small),
         paper.claim("mean", max(server) < 1, f"×{max(server):.2g} at most", max(server) < VANISHED, step=small),
-        replace(
-            paper.claim("steps", ratios[0] < 1 <= ratios[1], f"server norm of incongruent clients: {steps}"), own=True
-        ),
+        replace(paper.claim("steps", ratios[0] < 1 <= ratios[1], f"norm of the mean, incongruent: {steps}"), own=True),
     )
     sentence = f"Incongruent clients, from early on to the end, the norm of the mean update: {steps}."
     series = {
