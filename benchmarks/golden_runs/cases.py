@@ -153,7 +153,11 @@ VARIANTS: Mapping[str, Settings] = {
         "data.validation_fraction": 0.2,
         "local.keep_state": True,
     },
-    "fl_hc by cosine": {**FL_HC, "algorithm.metric": "cosine", "algorithm.linkage": "average", "client_fraction": 0.5},
+    "fl_hc by cosine": {
+        **{**FL_HC, "algorithm.metric": "cosine", "algorithm.linkage": "average"},
+        **{"client_fraction": 0.5, "algorithm.cohort": "of_cluster"},
+    },
+    "fl_hc with α of all clients": {**FL_HC, "client_fraction": 0.3},
     "fedgrouprox": {**FEDGROUP, "algorithm.mu": 0.1, "algorithm.cold_start": "sampled", "client_fraction": 0.5},
     "ifca by gradients": {**IFCA, "algorithm.average": "gradients"},
     "per_fedavg with Hessians": {"algorithm.name": "per_fedavg", "algorithm.variant": "HF", "rounds": 3},
