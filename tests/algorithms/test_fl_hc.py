@@ -117,8 +117,8 @@ def test_a_run_too_short_to_be_clustered_is_told_so(rounds, told, caplog):
 
 
 def test_a_config_names_the_cohort():
-    algorithm = check_config({"algorithm": {"name": "fl_hc", "cohort": "of_cluster"}}).algorithm
-    assert algorithm == FLHC(cohort="of_cluster") != FLHC()
+    assert check_config({"algorithm": {"name": "fl_hc", "cohort": "of_cluster"}}).algorithm["cohort"] == "of_cluster"
+    assert build_algorithm("fl_hc", {"cohort": "of_cluster"}) == FLHC(cohort="of_cluster") != FLHC()
 
 
 # Of many clients
