@@ -24,12 +24,11 @@ from torch import Tensor
 
 from fedclade import ConfigError, LocalTraining
 from fedclade.core.params import Layout
-from fedclade.training.auto import build_engine
+from fedclade.training.auto import build_engine, without_dropout
 from fedclade.training.jobs import Job, Workload
 from fedclade.training.loop import LoopEngine
 from fedclade.training.stacked import StackedEngine
 from fedclade.training.stacking.replay import Replay
-from fedclade.training.trial import without_dropout
 
 SIZES = (30, 25, 24, 21)
 ROUNDS = 3

@@ -21,8 +21,7 @@ import matplotlib as mpl
 
 from fedclade.config import find_configs, read_scenarios
 from fedclade.report.comparison_files import markdown_table
-from fedclade.report.printed import BesidePrinted
-from fedclade.report.ranks import Ranks, rank_figure, ranks_of
+from fedclade.report.suite import BesidePrinted, Ranks, rank_figure, ranks_of
 from fedclade.runs import Run, is_finished
 from fedclade.tasks import mean_and_interval
 

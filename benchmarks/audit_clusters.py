@@ -40,7 +40,7 @@ from torch import Tensor
 from fedclade import CFL, FLHC, DifferentialPrivacy, ReplicatedCFL, load_federation, simulate
 from fedclade.algorithms import Algorithm
 from fedclade.channel import Channel, Middleware
-from fedclade.channel.ledger import SENSITIVITY, epsilon_of
+from fedclade.channel.accounting import SENSITIVITY, epsilon_of
 from fedclade.channel.privacy import system_noise
 from fedclade.core import Ask, UpdateQuery, Updates
 from fedclade.core.queries import Round

@@ -30,10 +30,16 @@ from rich.table import Table
 from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
-from fedclade.clustering.bipartition import optimal_bipartition
 from fedclade.clustering.linkage import LINKAGES, agglomerate, cut
-from fedclade.clustering.similarity import METRICS, Similarity, cosine_similarity, distances
-from fedclade.clustering.ternary import k_means, ternary_similarity
+from fedclade.clustering.similarity import (
+    METRICS,
+    Similarity,
+    cosine_similarity,
+    distances,
+    k_means,
+    ternary_similarity,
+)
+from fedclade.clustering.spanning_tree import optimal_bipartition
 
 CLUSTERS = 4
 

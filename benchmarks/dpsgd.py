@@ -26,13 +26,12 @@ from torch import nn
 
 from fedclade import LocalTraining, Run
 from fedclade.channel import sampling_rate
-from fedclade.channel.step_ledger import epsilon_of_steps
+from fedclade.channel.example_privacy import epsilon_of_steps
 from fedclade.config import check_config
 from fedclade.core import Layout, rng
 from fedclade.models import build_model
-from fedclade.training.jobs import Engine, Job, Workload
+from fedclade.training.jobs import Engine, Job, PrivateSteps, Workload
 from fedclade.training.loop import LoopEngine
-from fedclade.training.private_steps import PrivateSteps
 from fedclade.training.stacked import StackedEngine
 from fedclade.training.vmap import VmapEngine
 

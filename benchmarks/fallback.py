@@ -27,7 +27,7 @@ from fedclade import CFL, FedAvg, Federation, LocalTraining, Oracle, ReplicatedC
 from fedclade.algorithms import Algorithm
 from fedclade.core import Split
 from fedclade.runs import module_for
-from fedclade.tasks.scores import mean_and_interval
+from fedclade.tasks.metrics import mean_and_interval
 from fedclade.training import SimulatedClients
 
 Line = dict[str, Any]

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedclade import Run
-from fedclade.channel.faults import Faults
+from fedclade.channel.retry import Faults
 from fedclade.config import Config, read_config
 from fedclade.config.toml_files import find_config
 

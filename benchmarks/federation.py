@@ -36,8 +36,7 @@ from fedclade.channel.encoding import ENCODINGS, encode
 from fedclade.core.params import Layout
 from fedclade.core.registry import DataSpec
 from fedclade.flower import LocalGrid, LocalNode, Network, federate, wire
-from fedclade.flower.keys import key_of
-from fedclade.flower.signing import signed
+from fedclade.flower.signing import key_of, signed
 from fedclade.flower.wire import Content
 from fedclade.models import build_model
 from fedclade.tasks import FittedTask

@@ -67,7 +67,7 @@ def paper(name: str, shape: tuple[int, ...], **arguments: int) -> Callable[[], n
 LOOP: Way = LoopEngine, nullcontext
 STACKED: Way = StackedEngine, nullcontext
 NO_TAPE: Way = StackedEngine, lambda: patch("fedclade.training.stacking.tape.Tape.of", lambda module: None)
-NO_NUMPY: Way = StackedEngine, lambda: patch("fedclade.training.stacking.products.TINY", 0)
+NO_NUMPY: Way = StackedEngine, lambda: patch("fedclade.training.stacking.functions.TINY", 0)
 NO_COLUMNS: Way = StackedEngine, lambda: patch("fedclade.training.stacking.loss.REGISTER", 0)
 CHANNELS_LAST: Way = ChannelsLastLoop, nullcontext
 

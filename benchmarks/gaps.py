@@ -25,7 +25,7 @@ from fedclade.clustering.similarity import distances
 from fedclade.core.queries import Round
 from fedclade.data import SHIFTS
 from fedclade.runs import module_for
-from fedclade.tasks.scores import cluster_scores
+from fedclade.tasks.metrics import cluster_scores
 from fedclade.training import SimulatedClients
 
 WAYS = (("l1", "complete"), ("l2", "ward"), ("l2", "average"), ("cosine", "average"), ("cosine", "complete"))

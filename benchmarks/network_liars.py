@@ -34,7 +34,7 @@ from flwr.app import Context, RecordDict
 from network_liars_app import answer, server
 
 from fedclade import Federation, Run, load_federation
-from fedclade.core.tables import flat
+from fedclade.core.arguments import flat
 from fedclade.flower import LocalGrid, LocalNode
 from fedclade.report.comparison_files import markdown_table
 

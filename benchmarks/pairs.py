@@ -34,11 +34,10 @@ from scipy.spatial.distance import squareform
 from sklearn.metrics import adjusted_rand_score, confusion_matrix
 from torch import Tensor
 
-from fedclade.clustering.bipartition import bipartition_by_tree, optimal_bipartition
 from fedclade.clustering.linkage import agglomerate, cut
 from fedclade.clustering.sampling import to_nearest_mean
 from fedclade.clustering.similarity import cosine_similarity, cosines, distances
-from fedclade.clustering.spanning_tree import single_linkage
+from fedclade.clustering.spanning_tree import bipartition_by_tree, optimal_bipartition, single_linkage
 
 SHARES = (0.4, 0.3, 0.2, 0.1)
 """Of the clients in each cluster."""

@@ -21,7 +21,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from fedclade.training.stacking.products import TINY
+from fedclade.training.stacking.functions import TINY
 from fedclade.training.threads import using_threads
 
 ROWS = 10

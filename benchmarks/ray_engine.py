@@ -31,7 +31,7 @@ from fedclade.data import ClientData
 from fedclade.models import build_model
 from fedclade.tasks import Task
 from fedclade.training import Actors, RayClients, Setup, SimulatedClients
-from fedclade.training.remote import placement
+from fedclade.training.remote import clients as placement
 
 BATCH, LR, LABELS = 10, 0.05, 10
 

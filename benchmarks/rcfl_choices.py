@@ -29,7 +29,7 @@ from rich.table import Table
 
 from fedclade import ReplicatedCFL, load_federation, simulate
 from fedclade.data import Federation
-from fedclade.tasks.scores import mean_and_interval
+from fedclade.tasks.metrics import mean_and_interval
 
 Job = tuple[str, str, str, int]
 

@@ -30,7 +30,7 @@ from fedclade.algorithms import Algorithm
 from fedclade.core.queries import Round
 from fedclade.data import Federation
 from fedclade.runs.backend import Backend
-from fedclade.tasks.scores import cluster_scores, mean_and_interval
+from fedclade.tasks.metrics import cluster_scores, mean_and_interval
 
 Line = dict[str, Any]
 

@@ -26,7 +26,7 @@ from rich.table import Table
 
 from fedclade import FedAvg, LocalTraining, Oracle, ReplicatedCFL, load_federation, simulate
 from fedclade.data import Federation
-from fedclade.tasks.scores import mean_and_interval
+from fedclade.tasks.metrics import mean_and_interval
 
 Line = dict[str, Any]
 CLIENTS, ROUNDS = 10, 10

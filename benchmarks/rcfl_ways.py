@@ -20,7 +20,7 @@ from fedclade.clustering.split_half import DRAWS_TO_RESOLVE, Across, Finding, La
 from fedclade.core.queries import Round
 from fedclade.data import Federation
 from fedclade.runs.backend import Backend
-from fedclade.tasks.scores import cluster_scores
+from fedclade.tasks.metrics import cluster_scores
 
 Line = dict[str, Any]
 Halves = Sequence[Similarity]

@@ -26,9 +26,8 @@ from fedclade.core import Round, UpdateQuery
 from fedclade.flower import LocalGrid, wire
 from fedclade.flower.models_sent import training_values
 from fedclade.flower.secure.encoding import DIGEST_BYTES, bitmap
-from fedclade.flower.secure.numbers import BYTES_PER_ENTRY
 from fedclade.flower.secure.parameters import Graph, fewest_holders, quorum
-from fedclade.flower.secure.secrets import new_key, public_of, seal
+from fedclade.flower.secure.secrets import BYTES_PER_ENTRY, new_key, public_of, seal
 from fedclade.flower.secure.terms import Terms
 from fedclade.flower.signing import with_nonce
 

@@ -21,7 +21,7 @@ from fedclade import CFL, Federation, LocalTraining, ParameterTree, load_federat
 from fedclade.algorithms.fallback import best_on_validation
 from fedclade.core.queries import Evaluation
 from fedclade.runs import module_for
-from fedclade.tasks.scores import mean_and_interval
+from fedclade.tasks.metrics import mean_and_interval
 from fedclade.training import SimulatedClients
 
 EPS2 = {20: 0.25, 100: 0.3, 500: 0.5}

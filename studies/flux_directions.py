@@ -29,7 +29,7 @@ from fedclade.algorithms.flux import FLUXState
 from fedclade.config import find_configs, read_scenarios
 from fedclade.core import Round
 from fedclade.runs import module_for
-from fedclade.tasks.scores import cluster_scores
+from fedclade.tasks.metrics import cluster_scores
 from fedclade.training import SimulatedClients
 
 CELLS = ("mnist P(Y|X) 3", "mnist P(X) 3", "mnist P(X|Y) 3", "mnist P(Y) 3")

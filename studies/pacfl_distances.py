@@ -26,7 +26,7 @@ from fedclade.config import Config, find_configs, read_scenarios
 from fedclade.config.scenario import known_scales
 from fedclade.core import Round, SetApart
 from fedclade.runs import module_for
-from fedclade.tasks.scores import cluster_scores
+from fedclade.tasks.metrics import cluster_scores
 from fedclade.training import SimulatedClients
 
 Distance = Literal["paper", "code", "per_label"]

@@ -19,9 +19,9 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from fedclade.algorithms import ALGORITHMS
 from fedclade.channel.adversary import KINDS, LIES
 from fedclade.channel.example_privacy import mechanism_of
-from fedclade.core.aggregation import Rule
+from fedclade.core.updates import Rule
 from fedclade.flower import wire
-from fedclade.flower.keys import Key
+from fedclade.flower.signing import Key
 from fedclade.training import ENGINES
 
 ROOT = Path(__file__).parents[1]

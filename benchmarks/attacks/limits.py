@@ -36,9 +36,9 @@ from fedclade.core import FedcladeError
 from fedclade.data import Federation
 from fedclade.flower import wire
 from fedclade.flower.client_handler import ClientHandler
-from fedclade.flower.keys import Key
 from fedclade.flower.policy import Policy
 from fedclade.flower.secure.terms import Terms
+from fedclade.flower.signing import Key
 from fedclade.flower.wire import Content
 
 SIZES = (64, 81, 127)

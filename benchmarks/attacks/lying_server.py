@@ -16,12 +16,12 @@ from common import REST
 from torch import Tensor
 
 from fedclade.flower import wire
-from fedclade.flower.keys import Key
 from fedclade.flower.secure import adverts as advertising
 from fedclade.flower.secure.adverts import Advert, digest_of_list
 from fedclade.flower.secure.encoding import bitmap
-from fedclade.flower.secure.numbers import MODULUS, Masked, unpack
 from fedclade.flower.secure.secrets import (
+    MODULUS,
+    Masked,
     agreed,
     combined,
     digest_of_numbers,
@@ -31,10 +31,12 @@ from fedclade.flower.secure.secrets import (
     own_mask,
     pair_mask,
     public_of,
+    unpack,
     unseal,
 )
 from fedclade.flower.secure.statements import Statements
 from fedclade.flower.secure.terms import Terms, anchor_of, digest_of, model_of, question_of
+from fedclade.flower.signing import Key
 from fedclade.flower.wire import Content
 
 WEIGHT = 60

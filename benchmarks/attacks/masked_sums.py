@@ -38,14 +38,14 @@ from fedclade import LocalTraining, Run, load_federation
 from fedclade.data import Federation
 from fedclade.flower import LocalGrid, LocalNode, Network, client_app, federate, wire
 from fedclade.flower.client_handler import ClientHandler
-from fedclade.flower.keys import Key
 from fedclade.flower.policy import Policy
 from fedclade.flower.secure import member
 from fedclade.flower.secure.adverts import Advert, told
 from fedclade.flower.secure.encoding import bitmap
-from fedclade.flower.secure.kept import Kept
-from fedclade.flower.secure.numbers import MODULUS, TAIL, Contribution, Masked, Numbers
+from fedclade.flower.secure.member import Kept
+from fedclade.flower.secure.secrets import MODULUS, TAIL, Contribution, Masked, Numbers
 from fedclade.flower.secure.terms import Terms, anchor_of, digest_of, model_of, question_of
+from fedclade.flower.signing import Key
 from fedclade.flower.wire import Content
 
 CLIENTS = 12

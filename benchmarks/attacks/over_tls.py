@@ -40,9 +40,9 @@ import torch
 from common import Row, parser, read_rows, report
 from flwr.app import Context, RecordDict
 
-from fedclade.core.tables import flat
+from fedclade.core.arguments import flat
 from fedclade.flower import LocalGrid, LocalNode
-from fedclade.flower.keys import key_of
+from fedclade.flower.signing import key_of
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "examples" / "flower"

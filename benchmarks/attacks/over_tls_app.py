@@ -37,7 +37,7 @@ from fedclade.data import Federation
 from fedclade.flower import client_app_from_config, wire
 from fedclade.flower.exchange import UNREACHED, Exchange
 from fedclade.flower.from_config import RunConfig
-from fedclade.flower.keys import Key, key_of
+from fedclade.flower.signing import Key, key_of
 from fedclade.flower.wire import Content
 
 NEAR, HELPERS = (1, 2), (3, 4, 5, 6)

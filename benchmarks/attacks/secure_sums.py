@@ -37,10 +37,10 @@ from lying_server import LyingServer, View, views_of_neighbourhoods
 
 from fedclade.core import FedcladeError, Updates
 from fedclade.flower import wire
-from fedclade.flower.keys import Key
 from fedclade.flower.policy import Policy
 from fedclade.flower.secure.member import Member
 from fedclade.flower.secure.secrets import new_key, public_of
+from fedclade.flower.signing import Key
 from fedclade.flower.wire import Content
 
 D = 8

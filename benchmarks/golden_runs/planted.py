@@ -17,7 +17,7 @@ from unittest.mock import patch
 from fedclade.core import ParameterTree, Round, Updates
 from fedclade.flower import wire
 from fedclade.runs import History
-from fedclade.training import whole_models
+from fedclade.training import store
 
 Planting = Callable[[], AbstractContextManager[Any]]
 
@@ -51,7 +51,7 @@ def store_after_every_query() -> AbstractContextManager[Any]:
 
 def tune_from_before_the_round() -> AbstractContextManager[Any]:
     """Let clients that fine-tune start from what they stored before the round, not in it."""
-    start = whole_models.WholeModels.start
+    start = store.WholeModels.start
 
     def start_from_before(self: Any, query: Any, places: Sequence[int]) -> Any:
         if not query.own or query.round.lasts:
@@ -64,7 +64,7 @@ def tune_from_before_the_round() -> AbstractContextManager[Any]:
         with patch.object(self._store, "before", one_round_earlier):
             return start(self, query, places)
 
-    return patch.object(whole_models.WholeModels, "start", start_from_before)
+    return patch.object(store.WholeModels, "start", start_from_before)
 
 
 def forget_the_scale_of_parts() -> AbstractContextManager[Any]:
@@ -79,7 +79,7 @@ def forget_the_scale_of_parts() -> AbstractContextManager[Any]:
 
 def share_one_optimizer_state() -> AbstractContextManager[Any]:
     """Store the optimizer states of a client's own model and of the shared model under one name."""
-    return patch.object(whole_models, "OWN_OPTIMIZER", whole_models.OPTIMIZER)
+    return patch.object(store, "OWN_OPTIMIZER", store.OPTIMIZER)
 
 
 def forget_limits_when_joining() -> AbstractContextManager[Any]:

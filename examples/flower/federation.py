@@ -16,8 +16,7 @@ from typing import Any
 from deployment import Deployment
 from processes import DeploymentError
 
-from fedclade.cli.console import new_console
-from fedclade.cli.options import target_folder
+from fedclade.cli.options import new_console, target_folder
 from fedclade.core.errors import FedcladeError
 
 APP = Path(__file__).parent

@@ -24,7 +24,7 @@ from fedclade.algorithms import (
 )
 from fedclade.algorithms.scaffold import _moved
 from fedclade.core import ConfigError, LocalTraining, Round, Updates, mean
-from fedclade.core import robust as rules
+from fedclade.core import aggregate as rules
 from fedclade.core.aggregate import mean_of_all
 from fedclade.runs import RunSettings, decide_stream
 from tests.tiny import FEATURES, LABELS, federation_of, linear

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from fedclade import ConfigError, FedAvg, FedBuff, LocalTraining, Run, RunError, RunInterrupted, simulate
-from fedclade.algorithms.fedbuff import _with_momentum
-from fedclade.algorithms.in_flight import FedBuffState
+from fedclade.algorithms.fedbuff import FedBuffState, _with_momentum
 from fedclade.channel import Faults
 from fedclade.core import Aggregation, Updates
 from fedclade.core.queries import Round

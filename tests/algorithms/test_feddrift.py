@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedclade import ConfigError, FedAvg, FedDrift, LocalTraining, simulate
-from fedclade.algorithms.drifting import FedDriftState, Move
+from fedclade.algorithms.feddrift import FedDriftState, Move
 from fedclade.core import ParameterTree, Round
 from fedclade.data import Federation, concepts
 from fedclade.data.federation import ClientData

@@ -10,7 +10,7 @@ import pytest
 from fedclade import FLHC, ConfigError, LocalTraining, load_federation, simulate
 from fedclade.algorithms import build_algorithm, fl_hc
 from fedclade.config import check_config
-from fedclade.report.decisions import event_table
+from fedclade.report.tables import event_table
 from tests.tiny import federation_of, linear
 
 LOCAL = LocalTraining(epochs=3, batch_size=20, lr=0.1)

@@ -12,7 +12,7 @@ import torch
 from fedclade import ConfigError, FedGroup, FlexCFL, LocalTraining
 from fedclade.algorithms.cluster_update import ClusterUpdate
 from fedclade.core import Clients, ParameterTree, Round, ShiftQuery, Updates, inter_group
-from fedclade.training.shifts import have_shifted
+from fedclade.training.clients import have_shifted
 from tests.reference.fedavg import as_numpy
 from tests.reference.flexcfl import flex_cfl
 from tests.tiny import LABELS, VIEWS, federation_of, linear, play, simulated

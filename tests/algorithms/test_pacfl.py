@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedclade import PACFL, Adversary, ConfigError, FedAvg, LocalTraining, Oracle, load_federation, simulate
-from fedclade.clustering.subspace_angles import angles, nearest_vectors
+from fedclade.clustering.similarity import angles, nearest_vectors
 from fedclade.data.federation import ClientData, Federation, Pool
-from fedclade.report.dendrogram import Merges, clustering_step, dendrogram_picture
+from fedclade.report.curves import Merges, clustering_step, dendrogram_picture
 from fedclade.report.run_view import RunView
 from tests.reference.pacfl import (
     distance_of_code,

@@ -11,11 +11,11 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from fedclade import DataError, FineTune, LocalTraining, ReplicatedCFL, export_model, simulate
-from fedclade.algorithms.personalized import LEAF, ROOT, keep_better
+from fedclade.algorithms.fallback import LEAF, ROOT, keep_better
 from fedclade.core import OWN, ParameterTree
 from fedclade.core.queries import Round
 from fedclade.report.tables import run_table
-from fedclade.runs.store.card import model_card
+from fedclade.runs.store.export import model_card
 from tests.tiny import ScriptedClients, SpyClients, federation_of, linear, play, replicating
 
 SPEC = LocalTraining(epochs=4, batch_size=8, lr=0.3)

@@ -8,11 +8,11 @@ import torch
 from fedclade import ConfigError, LocalTraining, Run, RunInterrupted, simulate
 from fedclade.algorithms import PrivateChoice
 from fedclade.channel import CentralPrivacy
-from fedclade.channel.faults import Faults
-from fedclade.clustering.private_centres import cell_points, centres_of_cells, directions
+from fedclade.channel.retry import Faults
+from fedclade.clustering.sampling import cell_points, centres_of_cells, directions
 from fedclade.core import Cells, Joined, Moments, Round, rng
 from fedclade.runs import Backend
-from fedclade.tasks.scores import cluster_scores
+from fedclade.tasks.metrics import cluster_scores
 from tests.reference.fedavg import as_numpy
 from tests.reference.private_choice import private_choice
 from tests.tiny import ScriptedClients, federation_of, linear, renamed

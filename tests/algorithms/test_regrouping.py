@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedclade.algorithms.regrouping import divided, drawn_together, joint_model, regrouped
+from fedclade.algorithms.replicated_checks import divided, drawn_together, joint_model, regrouped
 from fedclade.core import ParameterTree, Updates
 
 SIZES = {0: 10, 1: 20, 2: 30}

@@ -10,8 +10,8 @@ import torch
 from fedclade import LocalTraining, ReplicatedCFL, simulate
 from fedclade.algorithms import replicated_cfl
 from fedclade.algorithms.replicated_cfl import ReplicatedState
+from fedclade.algorithms.replicated_checks import Parting
 from fedclade.algorithms.replicated_cohorts import CohortTests, _bounded_sum
-from fedclade.algorithms.rounds_in_parts import Parting
 from fedclade.core import Node, RunInterrupted
 from fedclade.core.queries import Evaluation
 from fedclade.core.updates import Updates

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from fedclade import CFL, ConfigError, FedAvg, LocalTraining, simulate
+from fedclade.algorithms.base import State
+from fedclade.algorithms.replicated_checks import Parting
 from fedclade.algorithms.replicated_splits import in_two, train_and_test
-from fedclade.algorithms.rounds_in_parts import Parting
-from fedclade.algorithms.state import State
 from fedclade.core import ParameterTree, Round
 from tests.tiny import details, federation_of, linear, perceptron, play, replicating
 

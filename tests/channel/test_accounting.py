@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedclade import ConfigError
-from fedclade.channel.accounting import Release, composed_epsilon, share_at_random
-from fedclade.channel.ledger import Ledger, epsilon_of
+from fedclade.channel.accounting import Ledger, Release, composed_epsilon, epsilon_of, share_at_random
 
 DELTA = 1e-5
 REPLACE = dp_accounting.NeighboringRelation.REPLACE_ONE

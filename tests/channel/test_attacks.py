@@ -7,7 +7,7 @@ from statistics import NormalDist
 import pytest
 import torch
 
-from fedclade.channel.attacks import alie, alie_z, deviation, ipm, min_max, min_sum
+from fedclade.channel.adversary import alie, alie_z, deviation, ipm, min_max, min_sum
 from tests.reference import attacks as reference
 
 DIRECTIONS = ("std", "sign", "unit")

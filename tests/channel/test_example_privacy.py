@@ -27,17 +27,23 @@ from fedclade import (
     federation,
     simulate,
 )
-from fedclade.channel.example_privacy import PrivateExamples, booked_steps, mechanism_of, noisy_steps
-from fedclade.channel.ledger import Budget
+from fedclade.channel.accounting import Budget
+from fedclade.channel.example_privacy import (
+    PrivateExamples,
+    StepLedger,
+    booked_steps,
+    epsilon_of_steps,
+    mechanism_of,
+    noisy_steps,
+)
 from fedclade.channel.middleware import Channel
-from fedclade.channel.replicates import Replicating
-from fedclade.channel.step_ledger import StepLedger, epsilon_of_steps
+from fedclade.channel.signature import Replicating
 from fedclade.config import check_config
 from fedclade.core import Mixture, MoreauEnvelope, StatisticsQuery
 from fedclade.core.queries import Round, UpdateQuery
 from fedclade.report.tables import facts
 from fedclade.runs import check_inputs_apart
-from fedclade.training.private_steps import Draws
+from fedclade.training.jobs import Draws
 from tests.tiny import federation_of, linear, perceptron, simulated
 
 PRIVACY = ExamplePrivacy(clip_norm=1.0, noise_multiplier=2.0)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fedclade import CFL, ConfigError, LocalTraining, Signature, UpdateError, simulate
-from fedclade.channel.faults import CORRUPTIONS, FaultInjection, Faults, spoil
 from fedclade.channel.middleware import Channel
+from fedclade.channel.retry import CORRUPTIONS, FaultInjection, Faults, spoil
 from fedclade.core.queries import Round
 from fedclade.core.updates import DROPPED_OUT, TOO_LATE
 from tests.tiny import Attended, Metered, ScriptedClients, SpyClients, federation_of, linear, simulated

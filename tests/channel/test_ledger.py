@@ -13,8 +13,8 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from fedclade import ConfigError, MissingExtraError
-from fedclade.channel import ledger
-from fedclade.channel.ledger import Budget, Ledger, epsilon_of
+from fedclade.channel import accounting as ledger
+from fedclade.channel.accounting import Budget, Ledger, epsilon_of
 from fedclade.core.errors import PrivacyError
 
 DELTA = 1e-5
@@ -119,7 +119,7 @@ def test_half_a_ledger_is_no_ledger(tmp_path, share):
 RELEASES = """
 import sys
 from pathlib import Path
-from fedclade.channel.ledger import Ledger
+from fedclade.channel.accounting import Ledger
 
 for number in range(1, 10**6):
     Ledger(Path(sys.argv[1])).book(4.0, "run", number)

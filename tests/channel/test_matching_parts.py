@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedclade import Adversary, DifferentialPrivacy, ExamplePrivacy, LocalTraining, ReplicatedCFL, simulate
-from fedclade.algorithms.rounds_in_parts import HALVES, Parting
+from fedclade.algorithms.replicated_checks import HALVES, Parting
 from fedclade.channel import Budget, Channel, CountSketch, Lying, MatchingParts, Permutation, Unpacking
 from fedclade.channel.compose import client_side
 from fedclade.channel.matching_parts import shares_of

@@ -22,7 +22,7 @@ from fedclade import (
 from fedclade.channel import Channel, OpposingUpdates, Streaming
 from fedclade.channel.opposing import COMPARED_WITH
 from fedclade.core import Round
-from fedclade.flower.secure.fits import check_sums
+from fedclade.flower.secure.terms import check_sums
 from tests.flower.grids import app_of, federated, grid_of, network_of, node_of, reasons
 from tests.tiny import ScriptedClients, federation_of, perceptron
 

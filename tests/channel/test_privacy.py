@@ -29,10 +29,10 @@ from fedclade import (
     simulate,
 )
 from fedclade.channel import CentralPrivacy, client_side, privatizing
-from fedclade.channel.faults import Faults
-from fedclade.channel.ledger import Budget, Ledger, epsilon_of
+from fedclade.channel.accounting import Budget, Ledger, epsilon_of
 from fedclade.channel.middleware import Channel, Middleware
 from fedclade.channel.privacy import DifferentialPrivacy, Privatizing, booked, keyed_noise, system_noise
+from fedclade.channel.retry import Faults
 from fedclade.core.errors import PrivacyError
 from fedclade.core.queries import Handlers, Query, Round
 from fedclade.tasks import Task

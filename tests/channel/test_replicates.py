@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from fedclade import LocalTraining
-from fedclade.channel.faults import FaultInjection, Faults
 from fedclade.channel.middleware import Channel
-from fedclade.channel.replicates import Replicating, Unpacking
-from fedclade.channel.signature import CountSketch, Sketching
+from fedclade.channel.retry import FaultInjection, Faults
+from fedclade.channel.signature import CountSketch, Replicating, Sketching, Unpacking
 from fedclade.core.queries import Round
 from fedclade.core.updates import DROPPED_OUT, Updates
 from tests.tiny import Around, Attended, Metered, details, federation_of, perceptron, simulated, streamed

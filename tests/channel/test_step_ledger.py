@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import pytest
 
 from fedclade import ConfigError, MissingExtraError, PrivacyError
-from fedclade.channel.ledger import Budget, Ledger, epsilon_of
-from fedclade.channel.step_ledger import StepLedger, epsilon_of_steps
+from fedclade.channel.accounting import Budget, Ledger, epsilon_of
+from fedclade.channel.example_privacy import StepLedger, epsilon_of_steps
 
 DELTA = 1e-5
 

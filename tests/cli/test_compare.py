@@ -46,7 +46,7 @@ def test_a_comparison_goes_on_when_the_figures_of_a_run_break(tmp_path, monkeypa
     for name in "ab":
         (tmp_path / f"{name}.toml").write_text(SMALL)
     monkeypatch.setattr(
-        "fedclade.report.show.save_figures", lambda run, folder: {}["figure"] if "a" in folder.parts else []
+        "fedclade.report.tables.save_figures", lambda run, folder: {}["figure"] if "a" in folder.parts else []
     )
     compare.compare(["a.toml", "b.toml"], out=Path("out"), quiet=True)
     out = capsys.readouterr().out

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from fedclade import RunInterrupted
-from fedclade.cli.interrupt import SIGNALS, interruptible
+from fedclade.cli.options import SIGNALS, interruptible
 
 pytestmark = pytest.mark.usefixtures("default_signals")
 

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from fedclade.clustering import SplitCriteria, cosine_similarity, criteria
+from fedclade.clustering import SplitCriteria, cosine_similarity
+from fedclade.clustering import separation as criteria
 from fedclade.core import Updates, mean
 
 

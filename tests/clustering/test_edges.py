@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.cluster.hierarchy import linkage
 
-from fedclade.clustering.edges import Edges, Forest, in_order, merges_of
+from fedclade.clustering.spanning_tree import Edges, Forest, in_order, merges_of
 
 
 def edges(*some: tuple[int, int, float]) -> Edges:

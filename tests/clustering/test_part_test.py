@@ -11,10 +11,10 @@ import torch
 from fedclade.clustering import (
     PartFinding,
     client_similarity,
-    dendrograms,
     find_by_parts,
     gain_by_parts,
     gammas_of,
+    linkage,
     lowest_p_value,
     noise_of,
     part_similarity,
@@ -22,8 +22,8 @@ from fedclade.clustering import (
     same_partition,
     views_of,
 )
-from fedclade.clustering.dendrograms import Dendrograms
-from fedclade.clustering.part_similarity import improved
+from fedclade.clustering.linkage import Dendrograms
+from fedclade.clustering.part_test import improved
 from tests.reference import part_test as written_out
 
 
@@ -89,7 +89,7 @@ def test_a_client_that_linkage_put_into_the_wrong_branch_moves():
 def test_dendrograms_made_together_are_those_made_one_by_one(monkeypatch):
     similar = np.stack([client_similarity(part_similarity(parts_of([0] * 9, 2, 1.0, seed)), 2) for seed in range(20)])
     together = Dendrograms(similar)
-    monkeypatch.setattr(dendrograms, "MERGED_TOGETHER", 0)
+    monkeypatch.setattr(linkage, "MERGED_TOGETHER", 0)
     one_by_one = Dendrograms(similar)
     np.testing.assert_allclose(together.steepest(), one_by_one.steepest(), atol=1e-12)
     assert same_partition(together.labels(0.3), one_by_one.labels(0.3))

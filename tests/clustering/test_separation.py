@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedclade import ConfigError
-from fedclade.clustering.bipartition import optimal_bipartition
 from fedclade.clustering.separation import gamma_bound, highest_cross, lowest_intra, noise_cosine, separation_gap
 from fedclade.clustering.similarity import cosine_similarity
+from fedclade.clustering.spanning_tree import optimal_bipartition
 from tests.reference.separation import bound_of_eq_19, bound_of_eq_21
 
 

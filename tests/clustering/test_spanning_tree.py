@@ -10,11 +10,9 @@ from scipy.spatial.distance import pdist
 
 from fedclade import ConfigError, UpdateError
 from fedclade.clustering import spanning_tree
-from fedclade.clustering.bipartition import bipartition_by_tree, optimal_bipartition
-from fedclade.clustering.edges import Edges
 from fedclade.clustering.linkage import cut
 from fedclade.clustering.similarity import METRICS, cosine_similarity
-from fedclade.clustering.spanning_tree import Points, single_linkage
+from fedclade.clustering.spanning_tree import Edges, Points, bipartition_by_tree, optimal_bipartition, single_linkage
 
 NAMES = {"l1": "cityblock", "l2": "euclidean", "cosine": "cosine"}
 SIZES = [(40, 30), (64, 64), (97, 500)]

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedclade import ConfigError
-from fedclade.clustering import ternary
-from fedclade.clustering.ternary import k_means, ternary_similarity
+from fedclade.clustering import similarity
+from fedclade.clustering.similarity import k_means, ternary_similarity
 from tests.reference.fedgroup import tightest, zeta
 
 
@@ -39,7 +39,7 @@ def test_equals_eqs_7_to_9_with_the_singular_value_decomposition_written_out(dir
 @pytest.mark.parametrize("clients", [updates(12), updates(3).repeat(4, 1), torch.zeros(12, 5)])
 def test_of_many_updates_only_the_directions_asked_for_are_computed_and_are_the_same(clients, monkeypatch):
     whole = ternary_similarity(clients)
-    monkeypatch.setattr(ternary, "LARGEST_DECOMPOSED", 4)
+    monkeypatch.setattr(similarity, "LARGEST_DECOMPOSED", 4)
     np.testing.assert_allclose(ternary_similarity(clients), whole, atol=1e-5)
 
 

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from fedclade import ConfigError, Signature, load_federation
-from fedclade.channel.faults import Faults
+from fedclade.channel.retry import Faults
 from fedclade.config import check_config
 from fedclade.config.settings import Newcomers
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedclade.core import Aggregation
-from fedclade.core import robust as rules
+from fedclade.core import aggregate as rules
 
 SHAPES = [(11, 2), (20, 4), (9, 1), (5, 1)]
 """Clients, and f."""

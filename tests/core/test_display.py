@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fedclade
-from fedclade.core.display import at_prompt, in_notebook
+from fedclade.core.plugins import at_prompt, in_notebook
 from fedclade.report import Comparison, compare
 from tests.tiny import federation_of
 

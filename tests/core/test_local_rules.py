@@ -12,7 +12,7 @@ import torch
 
 from fedclade import ConfigError, LocalTraining
 from fedclade.core import Round
-from fedclade.core.local_rules import (
+from fedclade.core.local import (
     RULES,
     ControlVariates,
     Interpolation,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedclade.core import Aggregation, Rule, Updates, mean, mean_of_all
-from fedclade.core import robust as rules
+from fedclade.core import aggregate as rules
 from tests.reference import aggregation as paper
 
 ROBUST: tuple[Rule, ...] = tuple(rule for rule in get_args(Rule) if rule != "mean")

@@ -10,8 +10,7 @@ import torch
 from PIL import Image
 
 from fedclade import ConfigError, DataError, load_federation
-from fedclade.data.anda import ANGLES, COLOURS
-from fedclade.data.view import turned
+from fedclade.data.view import ANGLES, COLOURS, turned
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (3, 1, 28, 28), dtype=np.uint8)
 

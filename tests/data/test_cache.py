@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedclade.data import cache
-from fedclade.data.cache import Arrays, cached, stamps
+from fedclade.data import arrays as cache
+from fedclade.data.arrays import Arrays, cached, stamps
 
 
 class Builder:

@@ -11,7 +11,7 @@ import torch
 from fedclade import ConfigError
 from fedclade.config import check_config
 from fedclade.data import concepts
-from fedclade.data.patterns import PATTERNS
+from fedclade.data.drift import PATTERNS
 
 RULES = {
     "sea": lambda x, concept: x[:, 1] + x[:, 2] > (8, 9)[concept],

@@ -13,8 +13,7 @@ from tests.tiny import federation_of
 from fedclade import ConfigError, DataError, load_federation
 from fedclade.config import check_config
 from fedclade.data import Federation, Stage, write_federation
-from fedclade.data.drift import Drift
-from fedclade.data.patterns import PATTERNS
+from fedclade.data.drift import PATTERNS, Drift
 
 
 def drifting(**drift: object) -> Federation:

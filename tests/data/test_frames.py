@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedclade import FedcladeError, federation_from_frame
-from fedclade.data.frames import Chosen, federation_from_sheets
+from fedclade.data.files import Chosen, federation_from_sheets
 from fedclade.data.own import OwnSettings
 from fedclade.data.sheets import Sheet
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedclade.core.errors import ConfigError, DataError
 from fedclade.data import ClientData, Federation, Pool, load_federation, load_pool
-from fedclade.data.holdout import _proportional  # pyright: ignore[reportPrivateUsage]
+from fedclade.data.partition import _proportional  # pyright: ignore[reportPrivateUsage]
 
 MakePool = Callable[..., Pool]
 DIGITS = load_pool("digits")

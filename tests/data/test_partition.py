@@ -19,7 +19,7 @@ from tests.reference.power_law import examples_of_each
 from fedclade.core import rng
 from fedclade.core.errors import ConfigError, DataError, MissingExtraError
 from fedclade.data import PARTITIONS, Parts, Pool, load_pool, partition_pool
-from fedclade.data.parts import shuffled
+from fedclade.data.partition import shuffled
 
 DIGITS = load_pool("digits")  # 1,437 training examples
 OWNED = load_pool("synthetic", clients=6, max_samples=60)

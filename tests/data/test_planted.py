@@ -11,7 +11,7 @@ import torch
 
 from fedclade.core import ConfigError
 from fedclade.data import PlantedSettings, open_folder, write_planted
-from fedclade.data.planted import BLOCK
+from fedclade.data.concepts import BLOCK
 
 
 def test_labels_are_those_of_the_clusters_concept(tmp_path: Path):

@@ -12,7 +12,7 @@ from fedclade.core import IGNORED
 from fedclade.core.errors import ConfigError, DataError
 from fedclade.data import load_pool
 from fedclade.data.tables import HubTables
-from fedclade.data.words import PAD, UNKNOWN
+from fedclade.data.texts import PAD, UNKNOWN
 
 Write = Callable[..., Path]
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedclade.core import IGNORED
-from fedclade.data.words import PAD, UNKNOWN, build_vocabulary, encode, next_words, pad, split_words, windows
+from fedclade.data.texts import PAD, UNKNOWN, build_vocabulary, encode, next_words, pad, split_words, windows
 
 
 def test_split_words() -> None:

@@ -17,8 +17,7 @@ from flwr.clientapp import ClientApp
 from flwr.supercore.inflatable.inflatable_object import add_header_to_object_body
 
 from fedclade.flower import client_app_from_config, server_app_from_config
-from fedclade.flower.keys import Key, key_of
-from fedclade.flower.signing import signed
+from fedclade.flower.signing import Key, key_of, signed
 
 server = server_app_from_config()
 honest = client_app_from_config()

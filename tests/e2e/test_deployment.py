@@ -29,7 +29,7 @@ from safetensors.torch import load_file
 
 from fedclade import Run
 from fedclade.config import Config
-from fedclade.core.tables import flat
+from fedclade.core.arguments import flat
 from fedclade.core.updates import DROPPED_OUT, TOO_LATE
 from fedclade.flower.from_config import RunConfig
 

@@ -17,8 +17,7 @@ from fedclade.core.errors import UpdateError
 from fedclade.data.federation import Federation
 from fedclade.flower import LocalGrid, LocalNode, Network, client_app, federate, wire
 from fedclade.flower.client_handler import ClientHandler
-from fedclade.flower.keys import Key, key_of
-from fedclade.flower.signing import signed, with_nonce
+from fedclade.flower.signing import Key, key_of, signed, with_nonce
 from fedclade.flower.wire import Content
 from fedclade.runs.store import Run
 from tests.tiny import federation_of, perceptron

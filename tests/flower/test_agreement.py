@@ -43,7 +43,7 @@ from fedclade.algorithms import (
 )
 from fedclade.channel.signature import Permutation
 from fedclade.core.params import Layout
-from fedclade.flower.secret import secret_model, seed_of
+from fedclade.flower.signing import secret_model, seed_of
 from fedclade.models import LoRA
 from tests.tiny import FEATURES, LABELS, federation_of, perceptron
 

@@ -13,7 +13,7 @@ from fedclade.algorithms import FedAvg
 from fedclade.core.errors import UpdateError
 from fedclade.core.updates import DROPPED_OUT, NOT_ASKED, TOO_LATE, Updates
 from fedclade.flower import LocalGrid, node_registry
-from fedclade.flower.backoff import LONGEST, Backoff
+from fedclade.flower.grid_clients import LONGEST, Backoff
 from fedclade.flower.wire import Content
 from tests.flower.grids import FOUR, federated, grid_of, network_of, node_of, reasons
 from tests.flower.test_connected import told

@@ -12,12 +12,11 @@ import torch
 
 from fedclade import ConfigError, DataSchema, DifferentialPrivacy, ExamplePrivacy, PrivacyError, federation
 from fedclade.channel import Budget, noisy_steps
-from fedclade.channel.ledger import Ledger
+from fedclade.channel.accounting import Ledger
 from fedclade.core.queries import Round
 from fedclade.data.agreement import Proposal
 from fedclade.flower import LocalGrid, LocalNode, client_app
-from fedclade.flower.booking import privatizing_of
-from fedclade.flower.client_handler import ClientHandler
+from fedclade.flower.client_handler import ClientHandler, privatizing_of
 from fedclade.flower.from_config import budget_of
 from fedclade.flower.policy import Policy
 from fedclade.flower.schema_exchange import SchemaSharing

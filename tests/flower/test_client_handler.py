@@ -16,8 +16,8 @@ import torch
 from flwr.app import RecordDict
 
 from fedclade import LocalTraining
+from fedclade.channel.accounting import Budget
 from fedclade.channel.encoding import decode, encoded_bytes
-from fedclade.channel.ledger import Budget
 from fedclade.channel.privacy import DifferentialPrivacy
 from fedclade.channel.signature import CountSketch, Permutation, Signature
 from fedclade.core import imported
@@ -26,10 +26,10 @@ from fedclade.core.params import Layout
 from fedclade.core.queries import Round
 from fedclade.flower import wire
 from fedclade.flower.client_handler import ClientHandler
+from fedclade.flower.node_store import MOST_RESIDUALS
 from fedclade.flower.policy import QUERIES, Policy
 from fedclade.flower.replies import fits_size, read_update, read_wins, size_class
-from fedclade.flower.residuals import MOST_RESIDUALS
-from fedclade.flower.secret import read_secret, secret_model, seed_of
+from fedclade.flower.signing import read_secret, secret_model, seed_of
 from fedclade.flower.wire import Content
 from tests.flower.grids import FOUR, LOCAL, handler_of
 from tests.tiny import federation_of, perceptron, simulated

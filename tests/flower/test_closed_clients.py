@@ -28,11 +28,10 @@ from fedclade import (
 )
 from fedclade.algorithms import PACFL, Local
 from fedclade.channel import Budget, Channel, Ledger, noisy_steps
-from fedclade.channel.step_ledger import StepLedger
+from fedclade.channel.example_privacy import StepLedger
 from fedclade.core import FedcladeError, Handlers, PolicyError, PrivacyError, Query, Round
 from fedclade.flower import wire
-from fedclade.flower.booking import score_noise_of
-from fedclade.flower.client_handler import ClientHandler
+from fedclade.flower.client_handler import ClientHandler, score_noise_of
 from fedclade.flower.kinds import KINDS, Kind
 from fedclade.flower.policy import FORBIDS, MOST_CLOSED_SCORES, NotDisclosedError, Policy
 from fedclade.flower.private_replies import BUDGET_SPENT, FAILED

@@ -17,7 +17,7 @@ from fedclade import Callback, EndRecord, RoundRecord, Run, RunInterrupted, Spli
 from fedclade.algorithms import FLHC, PACFL, Algorithm, FedAvg, FedGroup
 from fedclade.core.errors import ConfigError, RunError, UpdateError
 from fedclade.flower import LocalGrid, LocalNode
-from fedclade.flower.clients_file import CLIENTS
+from fedclade.flower.node_registry import CLIENTS
 from tests.flower.grids import (
     ALL_ALLOWED,
     CFL_OF_TWO,

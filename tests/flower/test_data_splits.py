@@ -15,15 +15,14 @@ from flwr.app import RecordDict
 
 from fedclade import LocalTraining, simulate
 from fedclade.algorithms import ReplicatedCFL, replicated_cfl
-from fedclade.channel.ledger import Budget
+from fedclade.channel.accounting import Budget
 from fedclade.channel.privacy import DifferentialPrivacy
 from fedclade.core import Round
 from fedclade.core.errors import PolicyError, UpdateError
 from fedclade.flower import data_splits, wire
 from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.data_splits import DataSplit, digest_of_query, largest_shares
-from fedclade.flower.policy import EXAMPLES_AN_EQUATION, FORBIDS, MOST_EQUATIONS, Policy
-from fedclade.flower.usage import Usage
+from fedclade.flower.policy import EXAMPLES_AN_EQUATION, FORBIDS, MOST_EQUATIONS, Policy, Usage
 from fedclade.flower.wire import Content
 from tests.flower.grids import federated, grid_of, handler_of, reasons
 from tests.flower.test_client_handler import LAYOUT, MODEL, ask

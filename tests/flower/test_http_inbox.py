@@ -30,9 +30,7 @@ from google.protobuf.message import DecodeError
 from fedclade.channel.traffic import Meter
 from fedclade.core.updates import TOO_LATE
 from fedclade.flower import LocalGrid, wire
-from fedclade.flower.exchange import Exchange
-from fedclade.flower.http_inbox import HttpInbox
-from fedclade.flower.inbox import Inbox, inbox_of
+from fedclade.flower.exchange import Exchange, HttpInbox, Inbox, inbox_of
 from fedclade.flower.wire import Content
 from tests.flower.grids import Clock, answered
 

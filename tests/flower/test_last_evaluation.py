@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from fedclade.cli.app import app as cli
 from fedclade.flower import LocalGrid
-from fedclade.flower.keys import key_of
-from fedclade.flower.server_app import show
+from fedclade.flower.from_config import show
+from fedclade.flower.signing import key_of
 from fedclade.flower.wire import Content
 from fedclade.runs.store import Run
 from tests.flower.grids import CFL_OF_TWO, FOUR, answered, federated, grid_of, node_of, worded

@@ -7,8 +7,8 @@ import torch
 
 from fedclade import Adversary, Aggregation, ConfigError, load_federation, simulate
 from fedclade.algorithms import CFL, FLUX, IFCA, PACFL, FlexCFL, ReplicatedCFL
+from fedclade.flower.client_app import LyingHandler
 from fedclade.flower.client_handler import ClientHandler
-from fedclade.flower.lying_handler import LyingHandler
 from fedclade.runs.adversaries import Adversaries
 from fedclade.tasks import Task
 from tests.flower.grids import ALL_ALLOWED, LOCAL, app_of, federated, grid_of, node_of, reasons

@@ -9,9 +9,8 @@ from fedclade.channel import decode
 from fedclade.core import LocalTraining, Mixture, PolicyError, Round, UpdateError, UpdateQuery
 from fedclade.flower import wire
 from fedclade.flower.models_sent import ModelsSent, as_values, read_mixture
-from fedclade.flower.policy import QUERIES, Policy
+from fedclade.flower.policy import QUERIES, Policy, cost_of
 from fedclade.flower.replies import read_update
-from fedclade.flower.usage import cost_of
 from fedclade.flower.wire import Content
 from tests.tiny import LABELS, federation_of, perceptron, simulated
 

@@ -11,9 +11,9 @@ from flwr.app import RecordDict
 from fedclade.channel.traffic import Meter
 from fedclade.core.errors import ModelError, RunError, UpdateError
 from fedclade.flower import LocalGrid, wire
-from fedclade.flower.admission import Identity
 from fedclade.flower.exchange import Exchange
 from fedclade.flower.node_registry import RETRY_AFTER, Changes, NodeRegistry
+from fedclade.flower.registration import Identity
 from tests.flower.grids import FOUR, Clock, app_of, grid_of, node_of, spoil, worded
 from tests.tiny import federation_of, linear
 

@@ -13,7 +13,7 @@ from fedclade.core import KEEPS_NONE, CheckpointError, UpdateError
 from fedclade.flower import wire
 from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.node_store import FILE
-from fedclade.flower.usage import Usage, UsageLog
+from fedclade.flower.policy import Usage, UsageLog
 from fedclade.flower.wire import Content
 from fedclade.models import Parts
 from tests.flower.grids import FOUR, LOCAL

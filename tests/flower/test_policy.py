@@ -15,17 +15,16 @@ from filelock import FileLock, Timeout
 from flwr.app import Context, Message, RecordDict
 
 from fedclade import LocalTraining
-from fedclade.algorithms import ALGORITHMS, CFL, FLUX, IFCA, PACFL, FedAvg, FedDrift, FlexCFL, build_algorithm, drifting
-from fedclade.channel.ledger import Budget
+from fedclade.algorithms import ALGORITHMS, CFL, FLUX, IFCA, PACFL, FedAvg, FedDrift, FlexCFL, build_algorithm, feddrift
+from fedclade.channel.accounting import Budget
 from fedclade.channel.privacy import DifferentialPrivacy
 from fedclade.channel.signature import Sketch
 from fedclade.core.errors import ConfigError, FedcladeError, PolicyError, UpdateError
 from fedclade.core.updates import Updates
 from fedclade.flower import LocalGrid, LocalNode, wire
 from fedclade.flower.client_app import node_settings
-from fedclade.flower.policy import FORBIDS, QUERIES, Policy
+from fedclade.flower.policy import FORBIDS, QUERIES, Policy, Usage, UsageLog
 from fedclade.flower.signing import with_nonce
-from fedclade.flower.usage import Usage, UsageLog
 from fedclade.flower.wire import Content
 from tests.flower.grids import CFL_OF_TWO, FOUR, LOCAL, app_of, federated, grid_of, handler_of, node_of, reasons
 from tests.flower.test_client_handler import MODEL, SECRET, ask
@@ -345,7 +344,7 @@ def test_clients_score_as_many_models_as_they_allow_and_more_in_several_question
     with pytest.raises(UpdateError, match="forbids 4 models in one question, at most 2"):
         federated(grid_of(federation, config=few), FedDrift(step_rounds=1))
     everything = federated(grid_of(federation), FedDrift(step_rounds=1))
-    monkeypatch.setattr(drifting, "AT_ONCE", 2)
+    monkeypatch.setattr(feddrift, "AT_ONCE", 2)
     run = federated(grid_of(federation, config=few), FedDrift(step_rounds=1))
     assert reasons(run) == {}
     torch.testing.assert_close(run.tree.models([0, 1])[0], everything.tree.models([0, 1])[0], rtol=0, atol=0)

@@ -33,7 +33,7 @@ from fedclade import (
 from fedclade.channel import Budget, DifferentialPrivacy
 from fedclade.core.errors import ConfigError
 from fedclade.flower import LocalGrid, LocalNode, client_app, client_app_from_config, server_app_from_config
-from fedclade.flower.clients_file import SCHEMA
+from fedclade.flower.node_registry import SCHEMA
 from fedclade.flower.schema_exchange import LONGEST_PROPOSAL, read_agreed, read_proposal, write_agreed
 from fedclade.flower.wire import Content, record
 from tests.flower.grids import federated, housed, network_of, node_of, reasons, spoil, worded
@@ -73,7 +73,7 @@ def grid_of_frames(*frames: Any, **settings: Any) -> LocalGrid:
 @pytest.fixture(autouse=True)
 def _no_figures(monkeypatch: pytest.MonkeyPatch):
     """A server app draws figures at the end, which these tests do not look at."""
-    monkeypatch.setattr(import_module("fedclade.flower.server_app"), "add_figures", lambda *_: None)
+    monkeypatch.setattr(import_module("fedclade.flower.from_config"), "add_figures", lambda *_: None)
 
 
 def accuracy(run: Run) -> float:

@@ -14,8 +14,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from fedclade.algorithms import FedAvg
 from fedclade.core.errors import ConfigError, UpdateError
 from fedclade.flower import LocalGrid, LocalNode, Network, wire
-from fedclade.flower.keys import KEY_FILE, Key, key_of, read_keys
-from fedclade.flower.signing import Request, signed, verified, with_nonce
+from fedclade.flower.signing import KEY_FILE, Key, Request, key_of, read_keys, signed, verified, with_nonce
 from fedclade.flower.wire import Content
 from tests.flower.grids import FOUR, app_of, federated, grid_of, housed, network_of, node_of, reasons
 from tests.tiny import federation_of

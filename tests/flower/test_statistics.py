@@ -20,8 +20,8 @@ from fedclade.channel import Budget, DifferentialPrivacy
 from fedclade.core import Aggregation, Statistics, UpdateError, bounded
 from fedclade.core.errors import ConfigError
 from fedclade.flower import LocalGrid, LocalNode, client_app
-from fedclade.flower.clients_file import CLIENTS
-from fedclade.flower.statistics import as_values, read_statistics
+from fedclade.flower.node_registry import CLIENTS
+from fedclade.flower.replies import as_values, read_statistics
 from fedclade.flower.wire import Content
 from fedclade.runs.newcomers import Arrival
 from tests.flower.grids import LOCAL, Spoilt, federated, housed, network_of, node_of, only, reasons, spoil, worded

@@ -6,8 +6,8 @@ import math
 
 import torch
 
+from fedclade.flower.grid_clients import UpdateBuffer
 from fedclade.flower.replies import UpdateReply
-from fedclade.flower.update_buffer import UpdateBuffer
 
 MODELS = torch.zeros(1, 3)
 PARAMETERS = 2

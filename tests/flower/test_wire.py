@@ -20,7 +20,7 @@ from fedclade.core.errors import UpdateError
 from fedclade.core.local import LocalTraining
 from fedclade.core.params import Layout
 from fedclade.flower import LocalGrid, wire
-from fedclade.flower.secret import secret_model, seed_of
+from fedclade.flower.signing import secret_model, seed_of
 from fedclade.flower.wire import Content
 from tests.flower.grids import CFL_OF_TWO, FOUR, federated, grid_of, hello_to
 from tests.tiny import FEATURES, LABELS, federation_of

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedclade import ConfigError, ModelError
 from fedclade.models import MODELS, build_model
-from fedclade.models.recurrent import TextClassifier, VectorClassifier, WordLSTM
+from fedclade.models.build import TextClassifier, VectorClassifier, WordLSTM
 
 MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedclade.clustering.bipartition import Bipartition, optimal_bipartition
+from fedclade.clustering.spanning_tree import Bipartition, optimal_bipartition
 from fedclade.core.errors import UpdateError
 from tests.reference import bipartition as reference
 

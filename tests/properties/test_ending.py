@@ -10,8 +10,8 @@ from torch import nn
 
 from fedclade import FINISH, Callback, LocalTraining, Run, RunInterrupted, simulate
 from fedclade.algorithms import ALGORITHMS, build_algorithm
+from fedclade.runs import history as validation_module
 from fedclade.runs import rounds as rounds_module
-from fedclade.runs import validation as validation_module
 from tests.properties.test_resume import FEDERATION, OPTIONS
 from tests.tiny import FEATURES, LABELS, perceptron
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from fedclade import CFL, ExamplePrivacy, FedGroup, LocalTraining, RunInterrupted, Signature, simulate
 from fedclade.algorithms import ALGORITHMS, build_algorithm
-from fedclade.channel.faults import Faults
 from fedclade.channel.privacy import DifferentialPrivacy
+from fedclade.channel.retry import Faults
 from fedclade.runs.store import Run
 from tests.tiny import FEATURES, LABELS, federation_of, perceptron
 

@@ -9,8 +9,8 @@ import torch
 
 from fedclade.core.tree import ParameterTree
 from fedclade.runs.store.run import Run
-from fedclade.runs.store.similarities import SimilarityMatrix
-from fedclade.tasks.scores import spread
+from fedclade.runs.store.tree_files import SimilarityMatrix
+from fedclade.tasks.metrics import spread
 
 
 def summary(algorithm: str = "cfl", **changes) -> dict:

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from fedclade.core.errors import ConfigError, MissingExtraError, RunError
 from fedclade.report import Comparison
-from fedclade.tasks.scores import spread
+from fedclade.tasks.metrics import spread
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import torch
 
 from fedclade.core.tree import ParameterTree
 from fedclade.report import dendrogram_figure, event_table, save_figures
-from fedclade.report.dendrogram import clustering_step, dendrogram_picture
+from fedclade.report.curves import clustering_step, dendrogram_picture
 from fedclade.report.picture import Box, Line, Picture, Rule
 from fedclade.report.run_view import RunView
 from tests.report.pictures import labels, marks

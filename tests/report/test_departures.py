@@ -11,15 +11,15 @@ from torch import nn
 
 from fedclade import LocalTraining, Run, simulate
 from fedclade.algorithms import ALGORITHMS, build_algorithm
-from fedclade.channel.faults import Faults
+from fedclade.channel.retry import Faults
 from fedclade.core.events import Clustered
 from fedclade.core.tree import ParameterTree
 from fedclade.data import Federation
 from fedclade.report import cluster_table, dendrogram_figure, show_run, similarity_figure
-from fedclade.report.dendrogram import Merges
-from fedclade.report.outcome import ClientOrder, Outcome
+from fedclade.report.curves import Merges
 from fedclade.report.page import Page, RunView, page_html, run_page
 from fedclade.report.page.section import Section
+from fedclade.report.run_view import ClientOrder, Outcome
 from fedclade.runs.churn import Churn
 from tests.tiny import FEATURES, LABELS, federation_of, perceptron
 

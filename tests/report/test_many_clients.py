@@ -11,8 +11,8 @@ from fedclade import CFL, FLHC, FedGroup, LocalTraining, simulate
 from fedclade.algorithms import Algorithm
 from fedclade.algorithms.cluster_update import LARGEST_COMPARED
 from fedclade.cli import app
-from fedclade.clustering import criteria
-from fedclade.report.decisions import event_table
+from fedclade.clustering import separation
+from fedclade.report.tables import event_table
 from tests.tiny import federation_of, linear
 
 CLIENTS = LARGEST_COMPARED + 10
@@ -45,7 +45,7 @@ def test_a_run_of_cfl_whose_clients_are_compared_without_a_matrix_is_reported(tm
     algorithm = CFL(split_rounds=(2,), eps2=1e-3)
     settings = {"local": LocalTraining(lr=0.1), "rounds": 3, "engine": "stacked"}
     paired = simulate(algorithm, linear(1), federation, **settings)
-    monkeypatch.setattr(criteria, "MOST_PAIRED", 5)
+    monkeypatch.setattr(separation, "MOST_PAIRED", 5)
     run = simulate(algorithm, linear(1), federation, **settings)
     assert [leaf.members for leaf in run.tree.leaves] == [leaf.members for leaf in paired.tree.leaves]
     assert len(run.tree.leaves) == 2

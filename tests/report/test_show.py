@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fedclade.report import add_figures
-from fedclade.report import show as show_module
+from fedclade.report import tables as show_module
 
 
 def printed(run, folder: Path) -> tuple[bool, str]:

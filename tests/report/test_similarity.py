@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from fedclade.core.tree import ParameterTree
+from fedclade.report.curves import similarity_pictures
 from fedclade.report.picture import Box, HeatMap, Picture
 from fedclade.report.run_view import RunView
-from fedclade.report.similarity import similarity_pictures
 from tests.report.pictures import labels, marks
 
 

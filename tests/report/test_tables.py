@@ -11,11 +11,10 @@ from torch import nn
 import fedclade
 from fedclade.core.params import Layout
 from fedclade.core.tree import ParameterTree
-from fedclade.report.decisions import check_table, decision_tables, event_table
-from fedclade.report.page.cards import run_cards
+from fedclade.report.page.one_run import run_cards
 from fedclade.report.run_view import RunView
-from fedclade.report.tables import cluster_table, facts, run_table, tree_view
-from fedclade.tasks.scores import spread
+from fedclade.report.tables import check_table, cluster_table, decision_tables, event_table, facts, run_table, tree_view
+from fedclade.tasks.metrics import spread
 
 
 def lines(renderable, width=120) -> list[str]:

@@ -13,13 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from fedclade.cli import main
-from fedclade.cli.console import new_console
+from fedclade.cli.options import new_console
 from fedclade.core.errors import RunError
-from fedclade.flower.server_app import show
+from fedclade.flower.from_config import show
 from fedclade.report import RunProgress, cluster_table, show_run
 from fedclade.report.page import RunView, run_page
-from fedclade.report.terminal import Terminal, visible
-from fedclade.runs.store.card import as_markdown
+from fedclade.report.tables import Terminal, visible
+from fedclade.runs.store.export import as_markdown
 from fedclade.runs.store.run import FORMAT, Run
 
 EVIL = "\x1b]0;owned\x07\x1b[31m\x1b[2Jward 7\r\x08\x9b1m\u202e"

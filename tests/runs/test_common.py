@@ -8,7 +8,7 @@ import torch
 from fedclade import CFL, IFCA, ConfigError, FedAvg, LocalTraining, Oracle, Run, RunInterrupted, simulate
 from fedclade.core import ParameterTree
 from fedclade.models import Parts
-from fedclade.runs.common import with_common
+from fedclade.runs.small_clusters import with_common
 from tests.tiny import federation_of, perceptron
 
 TRUTH = (0, 1, 0, 1, 0, 1)

@@ -10,8 +10,8 @@ import pytest
 from fedclade import CFL, Aggregation, FedAvg, LocalTraining, Signature
 from fedclade.algorithms import Algorithm
 from fedclade.channel import CentralPrivacy
+from fedclade.runs.models import decide_stream
 from fedclade.runs.settings import RunSettings
-from fedclade.runs.stream import decide_stream
 
 BUDGET = 4000
 FITS = 1000

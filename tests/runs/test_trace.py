@@ -14,7 +14,7 @@ from fedclade import CFL, ConfigError, DataError, FedAvg, FedGroup, FlexCFL, Loc
 from fedclade.config import read_config
 from fedclade.core.errors import CheckpointError, RunInterrupted
 from fedclade.runs import Churn
-from fedclade.runs.trace import DAY, Trace
+from fedclade.runs.churn import DAY, Trace
 from tests.runs.test_churn import METHODS, digits
 from tests.tiny import federation_of, linear
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fedclade.tasks.scores import cluster_scores, gap_closed, mean_and_interval, mean_score, perplexity, spread
+from fedclade.tasks.metrics import cluster_scores, gap_closed, mean_and_interval, mean_score, perplexity, spread
 
 
 def test_spread_of_eleven_clients():

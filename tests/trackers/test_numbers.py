@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from fedclade.config import check_config
 from fedclade.trackers import TAGS, numbers_of, scores
-from fedclade.trackers.numbers import MOST_SIZES
+from fedclade.trackers.tracker import MOST_SIZES
 from tests.trackers.runs import round_record
 
 

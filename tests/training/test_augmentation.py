@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade import ModelError, federation, simulate
-from fedclade.training.augmentation import augmented, is_augmented, remove_augmentation
+from fedclade.training.data import augmented, is_augmented, remove_augmentation
 
 ENGINES = ("loop", "stacked", "workers", "vmap")
 

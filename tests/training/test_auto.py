@@ -13,11 +13,10 @@ from torch import nn
 
 from fedclade import ConfigError, load_federation, simulate
 from fedclade.core import rng
-from fedclade.training import auto, trial
-from fedclade.training.auto import ENGINES, TOGETHER, build_engine, check_engine
+from fedclade.training import auto
+from fedclade.training.auto import ENGINES, TOGETHER, build_engine, check_engine, objection
 from fedclade.training.loop import LoopEngine
 from fedclade.training.stacked import StackedEngine
-from fedclade.training.trial import objection
 from fedclade.training.vmap import VmapEngine
 from fedclade.training.workers import WorkersEngine
 from tests.training.worlds import LABELS, SPECS, Counts, Mixes, Scaled, Tied, features, perceptron, task_of
@@ -226,8 +225,8 @@ class Hangs(LoopEngine):
 
 @forked
 def test_an_engine_that_hangs_in_the_trial_is_not_taken(monkeypatch):
-    monkeypatch.setattr(trial, "LONGEST", 0.01)
-    monkeypatch.setattr(trial, "TIMES_THE_LOOP", 0)
+    monkeypatch.setattr(auto, "LONGEST", 0.01)
+    monkeypatch.setattr(auto, "TIMES_THE_LOOP", 0)
     assert objection(Hangs(), task(perceptron())) == "the process that tried it did not end within 0 s"
 
 

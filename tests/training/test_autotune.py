@@ -14,10 +14,9 @@ import pytest
 import torch
 
 from fedclade import EngineError
-from fedclade.training import autotune, timing
-from fedclade.training.autotune import MOST_RUNS, RUNS, Choice, fastest, forget
+from fedclade.training import autotune
+from fedclade.training.autotune import MOST_RUNS, RUNS, Choice, Measured, fastest, forget, measure
 from fedclade.training.loop import LoopEngine
-from fedclade.training.timing import Measured, measure
 from fedclade.training.workers import WorkersEngine
 from tests.training.worlds import LABELS, SPECS, features, perceptron, task_of
 
@@ -34,9 +33,9 @@ def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(autotune, "_of_this_process", {})
     clock = Clock()
     monkeypatch.setattr(Slow, "clock", clock)
-    monkeypatch.setattr(timing, "thread_time", lambda: clock.computed)
-    monkeypatch.setattr(timing, "process_time", lambda: clock.computed_by_all)
-    monkeypatch.setattr(timing, "perf_counter", lambda: clock.passed)
+    monkeypatch.setattr(autotune, "thread_time", lambda: clock.computed)
+    monkeypatch.setattr(autotune, "process_time", lambda: clock.computed_by_all)
+    monkeypatch.setattr(autotune, "perf_counter", lambda: clock.passed)
     return clock
 
 
@@ -132,26 +131,26 @@ def test_measuring_leaves_the_draws_alone():
 
 
 def test_slow_engines_get_the_fewest_repeats(monkeypatch):
-    monkeypatch.setattr(timing, "SECONDS", 0.01)
+    monkeypatch.setattr(autotune, "SECONDS", 0.01)
     slow = engines(0.02, 0.02)
     measure(slow, task())
-    assert [engine.calls for engine in slow.values()] == [1 + timing.FEWEST_REPEATS] * 2, "and one to warm up"
+    assert [engine.calls for engine in slow.values()] == [1 + autotune.FEWEST_REPEATS] * 2, "and one to warm up"
 
 
-@pytest.mark.parametrize(("seconds", "repeats"), [(20, timing.SURE), (0.04, 1)], ids=["a fast model", "a slow one"])
+@pytest.mark.parametrize(("seconds", "repeats"), [(20, autotune.SURE), (0.04, 1)], ids=["a fast model", "a slow one"])
 def test_what_is_far_behind_at_first_is_not_measured_again(monkeypatch, seconds, repeats):
-    monkeypatch.setattr(timing, "SECONDS", seconds)
+    monkeypatch.setattr(autotune, "SECONDS", seconds)
     far_behind, *close = measured = [Slow(0.2), Slow(0.002), Slow(0.003)]
     measure({str(k): engine for k, engine in enumerate(measured)}, task())
     assert far_behind.calls == 1 + repeats
-    assert all(engine.calls > timing.FEWEST_REPEATS for engine in close)
+    assert all(engine.calls > autotune.FEWEST_REPEATS for engine in close)
 
 
 @pytest.mark.parametrize("at_first", [(0.1,), (0.0, 0.1), (0.1, 0.1)], ids=["to get ready", "once", "both"])
 def test_who_takes_long_at_first_is_not_far_behind(at_first):
     late, other = Slow(0.001, *at_first), Slow(0.002)
     speeds = measure({"late": late, "other": other}, task()).speeds
-    assert late.calls == other.calls > timing.FEWEST_REPEATS
+    assert late.calls == other.calls > autotune.FEWEST_REPEATS
     assert speeds["late"] > speeds["other"]
 
 
@@ -169,7 +168,7 @@ def test_other_work_on_the_machine_decides_nothing(seconds):
 
 def test_the_work_of_other_threads_and_processes_counts(clock, monkeypatch):
     """What they compute has to be shared out over the cores that there are."""
-    monkeypatch.setattr(timing, "cores", lambda: 2)
+    monkeypatch.setattr(autotune, "cores", lambda: 2)
 
     class Threaded(Slow):
         def train(self, task, out=None):
@@ -183,7 +182,7 @@ def test_the_work_of_other_threads_and_processes_counts(clock, monkeypatch):
             return task.room(out), torch.zeros(len(task.jobs), dtype=torch.float64)
 
     one, threaded, workers = (
-        timing._seconds(engine, task())[0] for engine in (Slow(0.1), Threaded(0.1), Workers("loop"))
+        autotune._seconds(engine, task())[0] for engine in (Slow(0.1), Threaded(0.1), Workers("loop"))
     )
     assert (one, threaded, workers) == pytest.approx((0.1, 0.1 * 10 / 2, 0.01 + 0.03))
 

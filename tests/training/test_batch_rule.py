@@ -14,9 +14,8 @@ from fedclade.core import DataSpec, Layout, Round, rng
 from fedclade.tasks import FittedTask
 from fedclade.training import SimulatedClients
 from fedclade.training.batch_rule import BatchRule, smallest_batch_for
+from fedclade.training.jobs import PrivateSteps, batches
 from fedclade.training.loop import LoopEngine
-from fedclade.training.private_steps import PrivateSteps
-from fedclade.training.steps import batches
 from tests.tiny import FEATURES, LABELS, federation_of, linear, own_models, play, simulated
 
 SIZES = [21, 40, 41, 1, 39, 11]

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from fedclade import LocalTraining
 from fedclade.training import channels_last
+from fedclade.training.auto import objection
 from fedclade.training.channels_last import ChannelsLastLoop, fitted
 from fedclade.training.jobs import Workload
 from fedclade.training.loop import LoopEngine
 from fedclade.training.stacking.stacked_parameter import FEW_ROWS
-from fedclade.training.trial import objection
 from tests.training.worlds import FEATURES, LABELS, SPECS, features, task_of
 
 RULES = {**SPECS, "decay": LocalTraining(epochs=2, batch_size=10, lr=0.2, weight_decay=0.1)}

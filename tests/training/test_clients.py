@@ -17,11 +17,11 @@ from fedclade.data.federation import ClientData, Federation
 from fedclade.tasks import FittedTask
 from fedclade.training import SimulatedClients, auto, loop
 from fedclade.training import clients as clients_module
-from fedclade.training.device import choose_device
 from fedclade.training.jobs import Engine
 from fedclade.training.loop import LoopEngine
-from fedclade.training.processes import cannot_fork
 from fedclade.training.stacked import StackedEngine
+from fedclade.training.threads import choose_device
+from fedclade.training.workers import cannot_fork
 from tests.tiny import FEATURES, LABELS, VIEWS, federation_of, linear, perceptron, simulated
 
 TRUTH, SIZES = [0, 1, 2], [12, 15, 9]

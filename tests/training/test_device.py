@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedclade.training.device import float32_products
+from fedclade.training.threads import float32_products
 
 
 def allowed() -> list[bool]:

@@ -18,8 +18,8 @@ from fedclade.core.queries import Evaluation, Round
 from fedclade.data.federation import ClientData, Federation, Pool
 from fedclade.models import build_model
 from fedclade.tasks import FittedTask
-from fedclade.training import SimulatedClients, evaluation, passes
-from fedclade.training.scores import score
+from fedclade.training import SimulatedClients, evaluation
+from fedclade.training.evaluation import score
 from tests.reference import evaluation as reference
 from tests.tiny import VIEWS, federation_of, linear, perceptron, simulated
 from tests.training.worlds import Counts, Mixes
@@ -177,7 +177,7 @@ def test_the_size_of_passes_changes_nothing(world, entries, largest, examples, m
     rows = [0, 0, 1, 0, 0, 2, 2, 1]
     whole = SimulatedClients(federation, module).evaluate(IDS, models, rows, "test")
     monkeypatch.setattr(evaluation, "ENTRIES_AT_A_TIME_ON_CPU", entries)
-    monkeypatch.setattr(passes, "LARGEST_PASS", largest)
+    monkeypatch.setattr(evaluation, "LARGEST_PASS", largest)
     monkeypatch.setattr(evaluation, "EXAMPLES_AT_A_TIME", examples)
     cut = SimulatedClients(federation, module).evaluate(IDS, models, rows, "test")
     assert torch.equal(cut.scores[:, -1], whole.scores[:, -1])
@@ -254,7 +254,7 @@ def test_what_fits_is_fetched_once(fetched):
 def test_what_does_not_fit_is_fetched_as_it_is_needed(fetched, monkeypatch):
     clients = SimulatedClients(federation_of([0, 1]), linear(), memory=1)
     params = clients.layout.flatten(linear())
-    monkeypatch.setattr(passes, "LARGEST_PASS", 16)
+    monkeypatch.setattr(evaluation, "LARGEST_PASS", 16)
     clients.evaluate([0, 1], params[None], [0, 0], "test")
     fetched.clear()
     clients.evaluate([0, 1], params[None], [0, 0], "test")
@@ -361,7 +361,7 @@ def test_only_passes_with_enough_work_get_more_than_one_thread(inputs, threads, 
     """2·900² operations for each example, which are 5·10⁷ from 31 examples on."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     module = nn.Linear(900, 900)
-    assert passes.Traits.of(module, torch.zeros(4, 900)).threads(inputs) == threads
+    assert evaluation.Traits.of(module, torch.zeros(4, 900)).threads(inputs) == threads
 
 
 @pytest.mark.parametrize("entry", [math.nan, math.inf, 1e38])
@@ -369,16 +369,16 @@ def test_a_model_that_has_diverged_can_be_evaluated(entry):
     """Its outputs are NaN or infinite, by which passes cannot be compared."""
     module = nn.Linear(3, 2)
     nn.init.constant_(module.weight, entry)
-    traits = passes.Traits.of(module, torch.ones(4, 3) * torch.tensor([1.0, -1.0, 100.0]))
+    traits = evaluation.Traits.of(module, torch.ones(4, 3) * torch.tensor([1.0, -1.0, 100.0]))
     assert not traits.mixes
 
 
 def test_a_pass_is_as_large_as_its_largest_tensor_allows():
     """FL+HC's network: 32 channels of 24 × 24 behind the first convolution, of which 227 are 2²² entries."""
     module = build_model("cnn", input_shape=(1, 28, 28), outputs=10).eval()
-    traits = passes.Traits.of(module, torch.zeros(4, 1, 28, 28))
+    traits = evaluation.Traits.of(module, torch.zeros(4, 1, 28, 28))
     assert traits.entries == 32 * 24 * 24
     assert traits.pass_size(2**22) == 227
-    assert traits.pass_size(2**30) == passes.LARGEST_PASS
+    assert traits.pass_size(2**30) == evaluation.LARGEST_PASS
     assert traits.pass_size(1) == 1
     assert not traits.mixes

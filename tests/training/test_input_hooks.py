@@ -16,7 +16,7 @@ from fedclade import ExamplePrivacy, LocalTraining, ModelError, Task
 from fedclade.core import rng
 from fedclade.data.federation import Federation
 from fedclade.training import SimulatedClients
-from fedclade.training.steps import batches
+from fedclade.training.jobs import batches
 from tests.flower.grids import federated, grid_of
 from tests.tiny import FEATURES, LABELS, federation_of, linear, task_federation
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedclade import APFL, Algorithm, LocalTraining, PerFedAvg, PFedMe, Scaffold
-from fedclade.algorithms.ruled import Ruled
+from fedclade.algorithms.apfl import Ruled
 from fedclade.core import ControlVariates, LocalRule, Round, local_rule
 from fedclade.training import SimulatedClients
 from tests.tiny import FEATURES, LABELS, federation_of, own_models, perceptron, play, simulated

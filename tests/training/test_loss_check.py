@@ -14,7 +14,7 @@ from fedclade import ConfigError, LocalTraining, Metric, Task, simulate
 from fedclade.channel import ExamplePrivacy
 from fedclade.core import Round
 from fedclade.training import SimulatedClients
-from fedclade.training.private_steps import PrivateSteps
+from fedclade.training.jobs import PrivateSteps
 from tests.tiny import FEATURES, federation_of, linear, task_federation
 
 TRUTH, SIZES = [0, 0, 0, 0], [24, 7, 1, 13]

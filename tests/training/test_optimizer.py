@@ -15,7 +15,7 @@ from fedclade.training.loop import LoopEngine
 from fedclade.training.memory import bytes_per_client
 from fedclade.training.optimizer import ELEMENT_WISE, LocalOptimizer, PlainSGD, clipping, per_client
 from fedclade.training.stacked import CannotStack, StackedEngine
-from fedclade.training.stacking.plan import Plan
+from fedclade.training.stacking.batches import Plan
 from fedclade.training.vmap import CannotMapError, VmapEngine
 from fedclade.training.workers import WorkersEngine
 from tests.training.worlds import FEATURES, LABELS, SIZES, Tied, features, perceptron, task_of

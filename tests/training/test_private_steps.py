@@ -13,14 +13,13 @@ from fedclade import ConfigError, ExamplePrivacy, LocalTraining, ModelError
 from fedclade.core import IGNORED, MoreauEnvelope, rng
 from fedclade.core.params import Layout
 from fedclade.core.queries import Round
-from fedclade.data.stages import Stage
+from fedclade.data.client_data import Stage
 from fedclade.models import build_model
 from fedclade.training import SimulatedClients
 from fedclade.training.auto import build_engine
 from fedclade.training.channels_last import ChannelsLastLoop
-from fedclade.training.jobs import CannotTrainTogether, Job, Workload
+from fedclade.training.jobs import CannotTrainTogether, Job, PrivateSteps, Workload, generator_of
 from fedclade.training.loop import LoopEngine
-from fedclade.training.private_steps import PrivateSteps, generator_of
 from fedclade.training.stacked import CannotStack, StackedEngine
 from fedclade.training.vmap import CannotMapError, VmapEngine
 from fedclade.training.workers import WorkersEngine

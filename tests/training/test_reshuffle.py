@@ -13,7 +13,7 @@ from fedclade import APFL, LocalTraining
 from fedclade.config import check_config
 from fedclade.core import rng
 from fedclade.core.queries import Round
-from fedclade.training.steps import batches
+from fedclade.training.jobs import batches
 from tests.reference.client_update import client_update
 from tests.tiny import LABELS, federation_of, linear, perceptron, play, simulated
 

@@ -10,7 +10,7 @@ import torch
 from fedclade import ConfigError
 from fedclade.core import ShiftQuery
 from fedclade.training import ClientStore
-from fedclade.training.shifts import LABELS, shifts
+from fedclade.training.clients import LABELS, shifts
 from tests.tiny import federation_of, task_federation
 
 

@@ -18,13 +18,13 @@ from fedclade import LocalTraining
 from fedclade.core import IGNORED, rng
 from fedclade.core.params import Layout
 from fedclade.models import MODELS, LoRA, Parts, build_model, freeze
+from fedclade.training.auto import objection
 from fedclade.training.jobs import Job, Workload
 from fedclade.training.loop import LoopEngine
 from fedclade.training.stacked import CannotStack, StackedEngine
 from fedclade.training.stacking.batches import joined
 from fedclade.training.stacking.stacked_module import StackedModule
 from fedclade.training.stacking.stacked_parameter import FEW_ROWS
-from fedclade.training.trial import objection
 
 WORDS, PLACES, OUTPUTS = 11, 5, 4
 SIZES, ROWS = (7, 10, 23, 2, 10), (0, 1, 0, 1, 1)

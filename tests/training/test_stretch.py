@@ -11,9 +11,8 @@ from fedclade.core.params import Layout
 from fedclade.core.queries import Round
 from fedclade.tasks import FittedTask
 from fedclade.training import SimulatedClients
-from fedclade.training.jobs import Job, Workload
-from fedclade.training.private_steps import PrivateSteps
-from fedclade.training.stretch import JUDGED, stretch
+from fedclade.training.clients import JUDGED, stretch
+from fedclade.training.jobs import Job, PrivateSteps, Workload
 from tests.tiny import FEATURES, LABELS, federation_of, linear, simulated
 
 TIMES, IDS, SIZES = 3.0, range(4), [40] * 4

@@ -21,8 +21,7 @@ from fedclade.training import auto, autotune, workers
 from fedclade.training.auto import build_engine
 from fedclade.training.jobs import CannotTrainTogether, Workload
 from fedclade.training.loop import LoopEngine
-from fedclade.training.processes import cannot_fork
-from fedclade.training.workers import INSIDE, WorkersEngine
+from fedclade.training.workers import INSIDE, WorkersEngine, cannot_fork
 from tests.training.worlds import LABELS, SPECS, Counts, Tied, features, perceptron, task_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")

@@ -12,31 +12,27 @@ from inspect import isclass
 from typing import Any
 
 from fedclade.algorithms.apfl import APFL
-from fedclade.algorithms.base import Algorithm, OwnModels, RoundLog
+from fedclade.algorithms.base import Algorithm, OwnModels, RoundLog, State
 from fedclade.algorithms.cfl import CFL, CFLState
 from fedclade.algorithms.cluster_update import ClusterUpdate, log_of, move_clusters, train_clusters, train_root
 from fedclade.algorithms.ditto import Ditto
-from fedclade.algorithms.fedavg import FedAvg, Local, Oracle
+from fedclade.algorithms.fedavg import FedAvg, FedBN, FedPer, FedRep, FineTune, LGFedAvg, Local, Oracle
 from fedclade.algorithms.fedbuff import FedBuff
 from fedclade.algorithms.feddrift import FedDrift
-from fedclade.algorithms.fedem import FedEM
+from fedclade.algorithms.fedem import FedEM, FedRC
 from fedclade.algorithms.fedgroup import FedGroup
-from fedclade.algorithms.fedrc import FedRC
 from fedclade.algorithms.fedsoft import FedSoft
 from fedclade.algorithms.fesem import FeSEM
-from fedclade.algorithms.finetune import FineTune
 from fedclade.algorithms.fl_hc import FLHC
 from fedclade.algorithms.flexcfl import FlexCFL
 from fedclade.algorithms.flux import FLUX
 from fedclade.algorithms.ifca import IFCA
 from fedclade.algorithms.pacfl import PACFL
 from fedclade.algorithms.per_fedavg import PerFedAvg
-from fedclade.algorithms.personal import FedBN, FedPer, FedRep, LGFedAvg
 from fedclade.algorithms.pfedme import PFedMe
 from fedclade.algorithms.private_choice import PrivateChoice
 from fedclade.algorithms.replicated_cfl import ReplicatedCFL
 from fedclade.algorithms.scaffold import Scaffold
-from fedclade.algorithms.state import State
 from fedclade.algorithms.stocfl import StoCFL
 from fedclade.core import ConfigError, Event, FedcladeError, check_arguments, known_arguments, name_of, named, shown
 

@@ -38,12 +38,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.algorithms.base import Algorithm, RoundLog, sample
+from fedclade.algorithms.base import Algorithm, RoundLog, State, sample
 from fedclade.algorithms.cluster_update import ClusterUpdate, log_of, move_clusters, place_stragglers, train_clusters
 from fedclade.algorithms.fallback import best_on_validation, train_beside
+from fedclade.algorithms.replicated_checks import Parting
 from fedclade.algorithms.replicated_splits import SplitTest, train_and_test
-from fedclade.algorithms.rounds_in_parts import Parting
-from fedclade.algorithms.state import State
 from fedclade.clustering import SplitCriteria
 from fedclade.core import (
     Clients,

@@ -23,9 +23,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedclade.algorithms.base import OneCohort, OwnModels, RoundLog
+from fedclade.algorithms.base import OneCohort, OwnModels, OwnState, RoundLog
 from fedclade.algorithms.cluster_update import log_of, move_clusters, train_root
-from fedclade.algorithms.state import OwnState
 from fedclade.core import LARGEST, Clients, ParameterTree, Round, checked, require
 
 

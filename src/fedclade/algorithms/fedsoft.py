@@ -36,9 +36,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.algorithms.base import OneCohort, RoundLog
+from fedclade.algorithms.base import OneCohort, OwnState, RoundLog
 from fedclade.algorithms.cluster_update import by_cluster, log_of, membership_events
-from fedclade.algorithms.state import OwnState
 from fedclade.core import (
     LARGEST,
     Clients,

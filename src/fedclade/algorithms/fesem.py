@@ -26,9 +26,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedclade.algorithms.base import OneCohort, RoundLog
+from fedclade.algorithms.base import OneCohort, RoundLog, State
 from fedclade.algorithms.cluster_update import by_cluster, log_of, membership_events
-from fedclade.algorithms.state import State
 from fedclade.clustering import agglomerate, cut, distances
 from fedclade.core import Clients, ParameterTree, Round, TooFew, Updates, centre_of, checked, require
 

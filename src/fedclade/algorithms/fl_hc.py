@@ -42,17 +42,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.algorithms.base import Algorithm, RoundLog, groups_that_train, never_clusters, sample_count, share_of
+from fedclade.algorithms.base import (
+    Algorithm,
+    RoundLog,
+    State,
+    groups_that_train,
+    never_clusters,
+    sample_count,
+    share_of,
+)
 from fedclade.algorithms.cluster_update import (
     ClusterUpdate,
+    cut_rules,
     log_of,
+    merged,
     move_clusters,
     place_stragglers,
     train_clusters,
     train_root,
 )
-from fedclade.algorithms.hierarchical import cut_rules, merged
-from fedclade.algorithms.state import State
 from fedclade.clustering import (
     CENTROID,
     LINKAGES,

@@ -32,8 +32,7 @@ import torch
 
 from fedclade.algorithms.base import RoundLog
 from fedclade.algorithms.cluster_update import ClusterUpdate, membership_events, move_clusters
-from fedclade.algorithms.fedgroup import FedGroup, FedGroupState
-from fedclade.algorithms.groups import GroupDirection
+from fedclade.algorithms.fedgroup import FedGroup, FedGroupState, GroupDirection
 from fedclade.core import Clients, DataSpec, Event, ParameterTree, Round, ShiftQuery, checked, inter_group, require
 
 

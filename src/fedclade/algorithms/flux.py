@@ -35,10 +35,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.algorithms.base import Algorithm, RoundLog, never_clusters
-from fedclade.algorithms.cluster_update import log_of, membership_events, move_clusters, train_clusters
-from fedclade.algorithms.hierarchical import merged
-from fedclade.algorithms.state import State
+from fedclade.algorithms.base import Algorithm, RoundLog, State, never_clusters
+from fedclade.algorithms.cluster_update import log_of, membership_events, merged, move_clusters, train_clusters
 from fedclade.clustering import (
     Assignment,
     DescriptorSpace,

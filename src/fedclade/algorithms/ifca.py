@@ -26,9 +26,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedclade.algorithms.base import OneCohort, RoundLog
+from fedclade.algorithms.base import OneCohort, RoundLog, State
 from fedclade.algorithms.cluster_update import ClusterUpdate, by_cluster, log_of, membership_events, move_clusters
-from fedclade.algorithms.state import State
 from fedclade.clustering import LossEstimate, estimate_by_loss
 from fedclade.core import Clients, ConfigError, ParameterTree, Restart, Round, checked, require
 

@@ -47,10 +47,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.algorithms.base import Algorithm, RoundLog
-from fedclade.algorithms.cluster_update import log_of, membership_events, move_clusters, train_clusters
-from fedclade.algorithms.hierarchical import cut_rules, merged
-from fedclade.algorithms.state import State
+from fedclade.algorithms.base import Algorithm, RoundLog, State
+from fedclade.algorithms.cluster_update import (
+    cut_rules,
+    log_of,
+    membership_events,
+    merged,
+    move_clusters,
+    train_clusters,
+)
 from fedclade.clustering import agglomerate, angles, far_groups, nearest_vectors
 from fedclade.core import (
     Clients,

@@ -23,10 +23,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from fedclade.algorithms.base import RoundLog
+from fedclade.algorithms.apfl import Ruled
+from fedclade.algorithms.base import OwnState, RoundLog
 from fedclade.algorithms.cluster_update import log_of, move_clusters, train_root
-from fedclade.algorithms.ruled import Ruled
-from fedclade.algorithms.state import OwnState
 from fedclade.core import Clients, LocalTraining, MetaLearning, Round, checked, require
 
 

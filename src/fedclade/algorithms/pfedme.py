@@ -26,7 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fedclade.algorithms.ruled import Ruled
+from fedclade.algorithms.apfl import Ruled
 from fedclade.core import LARGEST, MoreauEnvelope, checked, require
 
 

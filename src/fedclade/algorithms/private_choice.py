@@ -25,9 +25,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
-from fedclade.algorithms.base import Algorithm, RoundLog, never_clusters
+from fedclade.algorithms.base import Algorithm, RoundLog, State, never_clusters
 from fedclade.algorithms.cluster_update import log_of, move_clusters, train_clusters
-from fedclade.algorithms.state import State
 from fedclade.clustering import cell_points, centres_of_cells, directions
 from fedclade.core import (
     Cells,

@@ -7,7 +7,7 @@ a check splits clusters, merges them, and moves single clients.
 - In the first three rounds everybody trains on equal parts of its data, and the model moves by the mean of the parts'
   updates. Those of the third are tested (:mod:`fedclade.clustering.part_test`), which costs nothing more, and the
   clients go apart into the clusters found; if they are few, these are looked into in the round after
-  (:mod:`fedclade.algorithms.replicated_inside`). If not all clients take part in a round, all are asked in the first,
+  (:mod:`fedclade.algorithms.replicated_splits`). If not all clients take part in a round, all are asked in the first,
   which is tested then. If these are more than a thousand, nobody is asked but the cohort, from the first round to the
   last (:mod:`fedclade.algorithms.replicated_cohorts`), and nothing of what follows is done.
 - Later on, every now and then, a check asks everybody: in turn for updates from two halves of the data, at the mean of
@@ -32,14 +32,23 @@ from torch import Tensor
 
 from fedclade.algorithms.base import Algorithm, RoundLog
 from fedclade.algorithms.cluster_update import ClusterUpdate, log_of, move_clusters, place_stragglers, train_clusters
-from fedclade.algorithms.fallback import best_on_validation, train_beside
-from fedclade.algorithms.personalized import LEAF, ROOT, keep_better
-from fedclade.algorithms.regrouping import clusters_of, drawn_together, joint_model, regrouped
-from fedclade.algorithms.replicated_checks import Verdict, by_halves, by_parts, cosines_of, too_few
+from fedclade.algorithms.fallback import LEAF, ROOT, best_on_validation, keep_better, train_beside
+from fedclade.algorithms.replicated_checks import (
+    HALVES,
+    Parting,
+    ReplicatedState,
+    Verdict,
+    by_halves,
+    by_parts,
+    clusters_of,
+    cosines_of,
+    drawn_together,
+    joint_model,
+    regrouped,
+    too_few,
+)
 from fedclade.algorithms.replicated_cohorts import CohortTests, cohort_round
-from fedclade.algorithms.replicated_inside import just_apart, look_inside
-from fedclade.algorithms.replicated_state import ReplicatedState
-from fedclade.algorithms.rounds_in_parts import HALVES, Parting
+from fedclade.algorithms.replicated_splits import just_apart, look_inside
 from fedclade.clustering import same_partition
 from fedclade.core import (
     Checked,
@@ -88,7 +97,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
     personalize
         In rounds that are evaluated each client fine-tunes its cluster's model by a round of local training, and keeps
         it for itself where validation data says that it is the better one; with ``fallback`` it may be the model for
-        all that it fine-tunes (:mod:`fedclade.algorithms.personalized`). Clusters stay as they are without.
+        all that it fine-tunes (:mod:`fedclade.algorithms.fallback`). Clusters stay as they are without.
     sample
         Where a round has only some of more than a thousand clients: so many of its clients, at most, are tested
         (:mod:`fedclade.algorithms.replicated_cohorts`). The more there are, the finer are the differences found.

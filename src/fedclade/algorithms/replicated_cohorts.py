@@ -31,9 +31,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedclade.algorithms.cluster_update import ClusterUpdate, by_cluster, membership_events, move_clusters
-from fedclade.algorithms.regrouping import clusters_of
-from fedclade.algorithms.replicated_checks import of_cluster, too_few
-from fedclade.algorithms.rounds_in_parts import Parting
+from fedclade.algorithms.replicated_checks import Parting, clusters_of, of_cluster, too_few
 from fedclade.clustering import training_losses
 from fedclade.core import Clients, ClusterSplit, Event, Node, ParameterTree, Postponed, Round, Tested, Updates, mean
 

@@ -30,10 +30,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedclade.algorithms.base import OneCohort, RoundLog
+from fedclade.algorithms.apfl import scaled
+from fedclade.algorithms.base import OneCohort, RoundLog, State
 from fedclade.algorithms.cluster_update import ClusterUpdate, log_of, move_clusters
-from fedclade.algorithms.ruled import scaled
-from fedclade.algorithms.state import State
 from fedclade.core import (
     LARGEST,
     Clients,

@@ -34,9 +34,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.algorithms.base import OneCohort, RoundLog
+from fedclade.algorithms.base import OneCohort, RoundLog, State
 from fedclade.algorithms.cluster_update import ClusterUpdate, by_cluster, log_of, membership_events, move_clusters
-from fedclade.algorithms.state import State
 from fedclade.clustering import Assignment, Step, all_of, are_signs, cosine_similarity, cosines, to_root
 from fedclade.core import (
     BESIDE,

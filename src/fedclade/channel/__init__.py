@@ -4,18 +4,24 @@ Each is a function ``(query, ask) -> reply``; ``compose.py`` has the list of the
 and the network import it; algorithms do not know of it.
 """
 
-from fedclade.channel.absence import AWAY, Absence
-from fedclade.channel.accounting import Release, composed_epsilon, share_at_random
+from fedclade.channel.accounting import (
+    SENSITIVITY,
+    Budget,
+    Ledger,
+    Release,
+    composed_epsilon,
+    multiplier_for,
+    share_at_random,
+)
 from fedclade.channel.adversary import Adversary
-from fedclade.channel.aggregating import Aggregating
-from fedclade.channel.answering import Answering
-from fedclade.channel.central import CentralPrivacy, NoisySums
+from fedclade.channel.central import Answering, CentralPrivacy, NoisySums
 from fedclade.channel.compose import arrived, client_side, received, server_side
 from fedclade.channel.encoding import ENCODINGS, ErrorFeedback, check_encoding, decode, encode, encoded_bytes
 from fedclade.channel.example_privacy import (
     ExamplePrivacy,
     Mechanism,
     PrivateExamples,
+    StepLedger,
     booked_steps,
     check_local,
     mechanism_of,
@@ -23,9 +29,7 @@ from fedclade.channel.example_privacy import (
     privatizing,
     sampling_rate,
 )
-from fedclade.channel.faults import FaultInjection, Faults
-from fedclade.channel.ledger import SENSITIVITY, Budget, Ledger, multiplier_for
-from fedclade.channel.limits import Limiting
+from fedclade.channel.limits import Aggregating, Limiting
 from fedclade.channel.lying import Lying
 from fedclade.channel.matching_parts import MatchingParts
 from fedclade.channel.middleware import Channel, Middleware
@@ -33,28 +37,29 @@ from fedclade.channel.opposing import OpposingUpdates
 from fedclade.channel.privacy import (
     DifferentialPrivacy,
     Privatizing,
+    Withholding,
     booked,
     keyed_noise,
+    refusal,
     system_normal,
     system_uniform,
 )
-from fedclade.channel.replicates import Replicating, Unpacking
-from fedclade.channel.retry import Retrying
+from fedclade.channel.retry import AWAY, Absence, FaultInjection, Faults, Retrying
 from fedclade.channel.signature import (
     CountSketch,
     Nothing,
     Permutation,
     Permuting,
+    Replicating,
     Selection,
     Signature,
     SignSketch,
     Sketch,
     Sketching,
+    Unpacking,
 )
-from fedclade.channel.step_ledger import StepLedger
 from fedclade.channel.streaming import Streaming
 from fedclade.channel.traffic import Meter, Timing, Traffic
-from fedclade.channel.withholding import Withholding, refusal
 
 __all__ = [
     "AWAY",

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from fedclade.channel.aggregating import Aggregating
-from fedclade.channel.answering import Answering
-from fedclade.channel.limits import Limiting
+from fedclade.channel.central import Answering
+from fedclade.channel.limits import Aggregating, Limiting
 from fedclade.channel.lying import Lying, LyingOfMeans
 from fedclade.channel.matching_parts import MatchingParts
 from fedclade.channel.middleware import Middleware
 from fedclade.channel.opposing import OpposingUpdates
-from fedclade.channel.replicates import Replicating, Unpacking
+from fedclade.channel.privacy import Withholding
 from fedclade.channel.retry import Retrying
-from fedclade.channel.signature import Permutation, Permuting, Sketch, Sketching
+from fedclade.channel.signature import Permutation, Permuting, Replicating, Sketch, Sketching, Unpacking
 from fedclade.channel.streaming import Streaming
-from fedclade.channel.withholding import Withholding
 from fedclade.core import Aggregation
 
 

@@ -13,7 +13,33 @@ import torch
 from torch import Tensor
 
 from fedclade.channel.middleware import Middleware
-from fedclade.core import OWN, Ask, Evaluation, EvaluationQuery, Limits, UpdateQuery, Updates, packed, row_norms
+from fedclade.core import (
+    OWN,
+    Aggregation,
+    Ask,
+    Evaluation,
+    EvaluationQuery,
+    Limits,
+    UpdateQuery,
+    Updates,
+    packed,
+    row_norms,
+)
+
+# The rule by which updates of a cluster are aggregated, which they carry from where they have
+# arrived.
+
+
+@dataclass(frozen=True)
+class Aggregating(Middleware):
+    """Lets :func:`fedclade.core.mean` aggregate updates by a robust rule, wherever an algorithm takes their mean."""
+
+    aggregation: Aggregation
+
+    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
+        """Return the updates, with the rule."""
+        return replace(ask(query), aggregation=self.aggregation)
+
 
 ENOUGH = 3  # updates of a cluster whose median is a measure: of two, either could be the wrong one
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from fedclade.channel.absence import AWAY
 from fedclade.channel.example_privacy import noisy_steps
 from fedclade.channel.middleware import Middleware
 from fedclade.core import (
     DROPPED_OUT,
+    LARGEST_NORM,
     NOT_ASKED,
     REJECTED_SUM,
     TOO_LATE,
@@ -26,12 +29,193 @@ from fedclade.core import (
     Limited,
     Released,
     Retried,
+    Round,
+    ShiftQuery,
     Stepped,
     SubspaceQuery,
     UpdateError,
     UpdateQuery,
     Updates,
+    checked,
+    require,
+    rng,
 )
+
+# Clients that are not there for a while: nobody asks them, and a round does without.
+
+AWAY = f"{NOT_ASKED}, as it is away"
+"""Why a client is left out that is not there in the round."""
+
+
+class Absence(Middleware):
+    """Leaves clients out that are ``away``, which may change between rounds; they are sent nothing.
+
+    That holds for all that a method is made of: updates, gradients, losses on training data, subspaces, descriptors. An
+    evaluation on test data measures a simulation from outside, and has all clients.
+    """
+
+    def __init__(self, n_parameters: int) -> None:
+        self.away: frozenset[int] = frozenset()
+        self._n_parameters = n_parameters
+
+    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
+        """Return the updates of those that are there."""
+        if not (away := self._left_out(query.ids)):
+            return ask(query)
+        there = [client for client in query.ids if client not in away]
+        if not there:
+            return Updates.of_nobody(away, query.models, self._n_parameters)
+        updates = ask(query.select(there))
+        return replace(updates, left_out={**away, **updates.left_out})
+
+    def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
+        """Return the scores of those that are there; on test data, of all."""
+        if query.split == "test" or not (away := self._left_out(query.ids)):
+            return ask(query)
+        places = [place for place, client in enumerate(query.ids) if client not in away]
+        if not places:
+            none = torch.zeros(0, dtype=torch.float64)
+            return Evaluation((), none[:, None], none, none.to(torch.int64), away)
+        ids, rows = [query.ids[place] for place in places], [query.assignment[place] for place in places]
+        found = ask(replace(query, ids=ids, assignment=rows))
+        return replace(found, left_out={**away, **found.left_out})
+
+    def subspaces(self, query: SubspaceQuery, ask: Ask) -> Tensor:
+        """Return the singular vectors ``[n, L, d, p]`` of those that are there, and zeros for the others."""
+        return self._of_those_there(query, ask)
+
+    def descriptors(self, query: DescriptorQuery, ask: Ask) -> Tensor:
+        """Return the descriptors ``[n, 2 + B, C]`` of those that are there, and zeros for the others."""
+        return self._of_those_there(query, ask)
+
+    def _of_those_there(self, query: SubspaceQuery | DescriptorQuery, ask: Ask) -> Tensor:
+        if not (away := self._left_out(query.ids)):
+            return ask(query)
+        places = [place for place, client in enumerate(query.ids) if client not in away]
+        asked = [query.ids[place] for place in places] or query.ids[:1]  # one tells the shape
+        found = ask(replace(query, ids=asked))
+        vectors = found.new_zeros(len(query.ids), *found.shape[1:])
+        vectors[places] = found[: len(places)]
+        return vectors
+
+    def shifts(self, query: ShiftQuery, ask: Ask) -> Tensor:
+        """Return who has shifted of those that are there."""
+        if not (away := self._left_out(query.ids)):
+            return ask(query)
+        places = [place for place, client in enumerate(query.ids) if client not in away]
+        shifted = torch.zeros(len(query.ids), dtype=torch.bool)
+        if places:
+            shifted[places] = ask(replace(query, ids=[query.ids[place] for place in places]))
+        return shifted
+
+    def _left_out(self, ids: Collection[int]) -> dict[int, str]:
+        return {client: AWAY for client in ids if client in self.away} if self.away else {}
+
+
+# Faults drawn on purpose: simulated clients that drop out of a round, answer too late, or send what
+# cannot be used.
+
+_BAD_ENTRIES = {"nan": math.nan, "infinite": math.inf, "huge": 10 * LARGEST_NORM}
+
+CORRUPTIONS = (*_BAD_ENTRIES, "misshapen")
+"""What can be wrong with an update, each as likely: one entry of it, or its shape."""
+
+
+@checked()
+@dataclass(frozen=True, kw_only=True)
+class Faults:
+    """How often a client fails when it is asked to train; each time is drawn anew.
+
+    Parameters
+    ----------
+    dropout
+        Share of answers that never come.
+    slow
+        Share of answers that come too late to be waited for.
+    corrupt
+        Share of answers that cannot be used: with an entry that is NaN, infinite or huge, or of a wrong shape.
+
+    Raises
+    ------
+    ConfigError
+        If a share is not in [0, 1], or all together are more than 1; one line for each.
+    """
+
+    dropout: float = 0.0
+    slow: float = 0.0
+    corrupt: float = 0.0
+
+    def __post_init__(self) -> None:
+        shares = {"faults.dropout": self.dropout, "faults.slow": self.slow, "faults.corrupt": self.corrupt}
+        require(
+            *((name, share, 0 <= share <= 1, "in [0, 1]") for name, share in shares.items()),
+            ("the sum of faults", sum(shares.values()), sum(shares.values()) <= 1, "at most 1"),
+        )
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return self.dropout + self.slow + self.corrupt > 0
+
+    def drawn(self, draw: np.random.Generator) -> str | None:
+        """Draw what goes wrong with one answer; mostly nothing."""
+        at = draw.random()
+        if at < self.dropout:
+            return DROPPED_OUT
+        if at < self.dropout + self.slow:
+            return TOO_LATE
+        return CORRUPTIONS[draw.integers(len(CORRUPTIONS))] if at < self.dropout + self.slow + self.corrupt else None
+
+
+@dataclass(frozen=True)
+class FaultInjection(Middleware):
+    """Lets clients fail now and then when they are asked to train or for gradients.
+
+    A fault belongs to seed, round, query and the client's key. So it depends neither on which others are asked, nor on
+    the block in which a client trains. What clients keep (a round in which no updates travel) cannot arrive corrupt.
+    Subspaces, which belong to no round, always come. Updates are spoilt as they travel, so after their permutation.
+    """
+
+    faults: Faults
+    keys: Mapping[int, int]
+    n_parameters: int
+
+    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
+        """Return the updates that arrive and can be used."""
+        draws = {client: self._draw(client, query.round) for client in query.ids}
+        wrong = {client: why for client, draw in draws.items() if (why := self.faults.drawn(draw))}
+        absent = {client: why for client, why in wrong.items() if why not in CORRUPTIONS}
+        there = [client for client in query.ids if client not in absent]
+        if not there:
+            return Updates.of_nobody(absent, query.models, self.n_parameters)
+        updates = ask(query.select(there))
+        corrupt = {client: (wrong[client], draws[client]) for client in updates.ids if client in wrong}
+        if corrupt and query.round.sends_updates:
+            updates = _spoilt(updates, corrupt, query.round.number)
+        return replace(updates, left_out={**absent, **updates.left_out})
+
+    def _draw(self, client: int, this_round: Round) -> np.random.Generator:
+        key = this_round.number, this_round.query, self.keys[client]
+        return rng.generator(this_round.seed, f"faults in {this_round.purpose}", *key)
+
+
+def _spoilt(updates: Updates, corrupt: Mapping[int, tuple[str, np.random.Generator]], number: int) -> Updates:
+    """Spoil the updates of some clients, and receive them again, which leaves them out."""
+    theirs = updates.select(list(corrupt))
+    size = theirs.required_deltas.shape[1]
+    rows = [spoil(row, *corrupt[client]) for client, row in zip(theirs.ids, theirs.required_deltas, strict=True)]
+    sizes = [int(n) for n in theirs.sizes.tolist()]
+    again = Updates.received_singly(theirs.ids, sizes, rows, size, theirs.n_parameters, theirs.losses, number)
+    return updates.select([client for client in updates.ids if client not in corrupt]).concat(again)
+
+
+def spoil(update: Tensor, how: str, draw: np.random.Generator) -> Tensor:
+    """Return an update ``[S]`` with one bad entry at a random place, or only its first half (``misshapen``)."""
+    if how == "misshapen":
+        return update[: len(update) // 2]
+    spoilt = update.clone()
+    spoilt[draw.integers(len(update))] = _BAD_ENTRIES[how]
+    return spoilt
+
 
 RETRIES = 2
 """How often clients are asked again where nobody answered, or everybody is needed."""

@@ -12,7 +12,7 @@ from typing import NoReturn
 from rich.text import Text
 
 from fedclade.cli.app import app
-from fedclade.cli.console import new_console
+from fedclade.cli.options import new_console
 from fedclade.core import FedcladeError, RunInterrupted, shown
 from fedclade.report import Terminal
 

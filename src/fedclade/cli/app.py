@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from fedclade import __version__
-from fedclade.cli import assign, compare, data, look, ls, run, sweep
+from fedclade.cli import assign, compare, data, ls, run, sweep
+from fedclade.cli import report as look
 from fedclade.cli.report import report
 from fedclade.cli.reproduce import reproduce
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fedclade.cli import options
-from fedclade.cli.console import new_console, say
+from fedclade.cli.options import new_console, say
 from fedclade.config import Config, check_config, find_config, read_config, read_toml
 from fedclade.core import ConfigError, RunError, UntrustedNameError, reading_folder
 from fedclade.data import Federation

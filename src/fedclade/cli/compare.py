@@ -12,8 +12,7 @@ import typer
 from rich.console import Console
 
 from fedclade.cli import options
-from fedclade.cli.console import new_console, say
-from fedclade.cli.interrupt import interruptible
+from fedclade.cli.options import interruptible, new_console, say
 from fedclade.config import (
     Batch,
     Scenario,

@@ -10,7 +10,7 @@ import typer
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from fedclade.cli import options
-from fedclade.cli.console import new_console, say
+from fedclade.cli.options import new_console, say
 from fedclade.config import Building, build_schema
 from fedclade.core import ConfigError
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedclade.algorithms import ALGORITHMS, algorithm_class
-from fedclade.cli.console import new_console
+from fedclade.cli.options import new_console
 from fedclade.config import config_folder
 from fedclade.core import ConfigError, installed, named, summary_of
 from fedclade.core import Kind as Group

@@ -16,8 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedclade.cli import options
-from fedclade.cli.console import new_console
-from fedclade.cli.interrupt import interruptible
+from fedclade.cli.options import interruptible, new_console
 from fedclade.core import ConfigError, MissingExtraError, RunError, appear, unknown
 from fedclade.papers import (
     EXPERIMENTS,

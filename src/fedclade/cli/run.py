@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from fedclade.cli import options
-from fedclade.cli.console import new_console, say
-from fedclade.cli.interrupt import interruptible
+from fedclade.cli.options import interruptible, new_console, say
 from fedclade.config import Config, find_config, read_config
 from fedclade.core import ConfigError, RunError, UntrustedNameError, has_imported_names, reading_folder
 from fedclade.report import RunProgress, add_figures, show_run

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fedclade.cli import options
-from fedclade.cli.console import new_console, say
-from fedclade.cli.interrupt import interruptible
+from fedclade.cli.options import interruptible, new_console, say
 from fedclade.config import find_config
 from fedclade.core import ConfigError
 from fedclade.report import RunProgress, Score, without_figures_if_need_be

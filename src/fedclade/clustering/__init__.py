@@ -5,8 +5,6 @@ tensors and trees, without a run and without clients, except for the routing of 
 Algorithms, runs and reports import it; it imports :mod:`fedclade.core` alone.
 """
 
-from fedclade.clustering.bipartition import optimal_bipartition
-from fedclade.clustering.criteria import MOST_PAIRED, SplitCriteria
 from fedclade.clustering.descriptors import (
     DescriptorSpace,
     apart,
@@ -27,17 +25,19 @@ from fedclade.clustering.linkage import (
     n_clusters_by_gap,
     where_to_cut,
 )
-from fedclade.clustering.part_similarity import (
+from fedclade.clustering.part_test import (
     VIEWS,
+    PartFinding,
     client_similarity,
+    find_by_parts,
     gain_by_parts,
     gammas_of,
+    lowest_p_value,
     noise_of,
     part_similarity,
+    parts_for,
     views_of,
 )
-from fedclade.clustering.part_test import PartFinding, find_by_parts, lowest_p_value, parts_for
-from fedclade.clustering.private_centres import cell_points, centres_of_cells, directions
 from fedclade.clustering.routing import (
     Assignment,
     LossEstimate,
@@ -53,23 +53,33 @@ from fedclade.clustering.routing import (
     training_losses,
     walk_down,
 )
-from fedclade.clustering.sampling import to_nearest_mean
-from fedclade.clustering.separation import gamma_bound, highest_cross, lowest_intra, separation_gap
+from fedclade.clustering.sampling import cell_points, centres_of_cells, directions, to_nearest_mean
+from fedclade.clustering.separation import (
+    MOST_PAIRED,
+    SplitCriteria,
+    gamma_bound,
+    highest_cross,
+    lowest_intra,
+    separation_gap,
+)
 from fedclade.clustering.similarity import (
     METRICS,
     Distances,
     Labels,
+    Points,
     Similarity,
+    angles,
     are_signs,
     cosine_similarity,
     cosines,
     distances,
     from_signs,
+    k_means,
+    nearest_vectors,
+    ternary_similarity,
 )
-from fedclade.clustering.spanning_tree import single_linkage
+from fedclade.clustering.spanning_tree import optimal_bipartition, single_linkage
 from fedclade.clustering.split_half import Finding, Replicates, find_clusters, gain, same_partition
-from fedclade.clustering.subspace_angles import angles, nearest_vectors
-from fedclade.clustering.ternary import Points, k_means, ternary_similarity
 
 __all__ = [
     "CENTROID",

@@ -16,16 +16,113 @@ pairs need not be held, though each is computed once:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import scipy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.clustering.edges import Edges, Forest, Numbers, Places, in_order, merges_of
-from fedclade.clustering.linkage import Merges
-from fedclade.clustering.similarity import COLUMNS, METRICS, ROUNDING, are_signs, from_signs
+from fedclade.clustering.linkage import Merges, cut
+from fedclade.clustering.similarity import COLUMNS, METRICS, ROUNDING, Labels, Similarity, are_signs, from_signs
 from fedclade.core import ConfigError, UpdateError, rng, row_norms, unknown
+
+# Edges between points, the minimum spanning tree of them, and the dendrogram of that.
+
+Places = NDArray[np.int64]
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """Pairs of points, ``[e]``, and how far they are apart."""
+
+    one: Places
+    other: Places
+    apart: Numbers
+
+    @classmethod
+    def joined(cls, some: Sequence[Edges]) -> Edges:
+        """Return the edges of all."""
+        return cls(*(np.concatenate([getattr(e, name) for e in some]) for name in ("one", "other", "apart")))
+
+    def spanning(self, n: int) -> Edges:
+        """Return those of a minimum spanning forest of n points, the shortest first; ties go by the points."""
+        one, other = np.minimum(self.one, self.other), np.maximum(self.one, self.other)
+        order = np.lexsort((other, one, self.apart))
+        _, first = np.unique(one[order] * n + other[order], return_index=True)
+        order = order[np.sort(first)]
+        # By rank: an edge of length 0 would be none to SciPy.
+        ranks = np.arange(1.0, len(order) + 1)
+        tree = scipy.sparse.csgraph.minimum_spanning_tree(
+            scipy.sparse.csr_matrix((ranks, (one[order], other[order])), shape=(n, n))
+        )
+        kept = order[np.sort(tree.data).astype(np.int64) - 1]
+        return Edges(one[kept], other[kept], self.apart[kept])
+
+
+class Forest:
+    """A minimum spanning forest of n points, of edges that come some at a time; only so many are held.
+
+    In one place, as what is left of each block would scatter the memory that the next could use.
+    """
+
+    def __init__(self, n: int, most: int) -> None:
+        self._n, self._count = n, 0
+        room = n + most
+        self._held = Edges(np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64), np.empty(room))
+
+    def add(self, some: Edges) -> None:
+        """Add edges; if there is no room for them, those of a spanning forest take the place of all."""
+        if self._count + len(some.one) > len(self._held.one):
+            some, self._count = Edges.joined([self._all, some]).spanning(self._n), 0
+        new = slice(self._count, self._count + len(some.one))
+        self._held.one[new], self._held.other[new], self._held.apart[new] = some.one, some.other, some.apart
+        self._count = new.stop
+
+    def tree(self) -> Edges:
+        """Return the edges of the forest."""
+        return self._all.spanning(self._n)
+
+    @property
+    def _all(self) -> Edges:
+        held = self._held
+        return Edges(held.one[: self._count], held.other[: self._count], held.apart[: self._count])
+
+
+def merges_of(tree: Edges) -> Merges:
+    """Return what merges with what, ``[n-1, 4]`` as SciPy has it, by a spanning tree with its shortest edge first."""
+    n = len(tree.apart) + 1
+    above, sizes = list(range(2 * n - 1)), [1] * (2 * n - 1)
+    merges: list[tuple[int, int]] = []
+    for new, ends in enumerate(zip(tree.one.tolist(), tree.other.tolist(), strict=True), start=n):
+        tops: list[int] = []
+        for end in ends:
+            top = end
+            while above[top] != top:
+                above[top] = above[above[top]]
+                top = above[top]
+            above[top] = new
+            tops.append(top)
+        sizes[new] = sizes[tops[0]] + sizes[tops[1]]
+        merges.append((min(tops), max(tops)))
+    return np.column_stack([np.array(merges, dtype=np.float64), tree.apart, np.array(sizes[n:], dtype=np.float64)])
+
+
+def in_order(merges: Merges) -> tuple[Places, Numbers]:
+    """Return the points in the order of a dendrogram ``[n]``, and the heights at which neighbours merge ``[n-1]``."""
+    n = len(merges) + 1
+    sizes = [1] * n + merges[:, 3].astype(np.int64).tolist()
+    starts, gaps = [0] * (2 * n - 1), np.empty(n - 1)
+    pairs, heights = merges[:, :2].astype(np.int64).tolist(), merges[:, 2].tolist()
+    for step in range(n - 2, -1, -1):
+        (x, y), start = pairs[step], starts[n + step]
+        starts[x], starts[y] = start, start + sizes[x]
+        gaps[starts[y] - 1] = heights[step]
+    return np.argsort(starts[:n]), gaps
+
 
 SAMPLE = 2048
 """Points that the first tree is built on, and of a block."""
@@ -242,3 +339,74 @@ def _l1(some: Tensor, others: Tensor) -> Tensor:
     for a, b in zip(some.split(COLUMNS, 1), others.split(COLUMNS, 1), strict=True):
         total += torch.cdist(a, b, p=1.0)
     return total
+
+
+# From similarities to clusters.
+
+
+@dataclass(frozen=True)
+class Bipartition:
+    """Two clusters in place of one; the larger is the first, or at equal size the one with the smallest id."""
+
+    first: tuple[int, ...]  # members in ascending order
+    second: tuple[int, ...]
+    alpha_cross_max: float  # largest similarity between members of different clusters (CFL eq. 17)
+
+
+def optimal_bipartition(alpha: Similarity, ids: Sequence[int]) -> Bipartition:
+    """Split clients in two so that the largest similarity across the split is as small as possible (CFL eq. 25).
+
+    Algorithm 1 of the paper joins clients in descending order of similarity until two clusters are left. That is single
+    linkage, stopped before its last merge: O(m²) here, where the paper's loop is O(m³). Single linkage depends on the
+    order of the similarities only, so it is given −α, which is exact; 1 − α would round small differences to ties.
+
+    Parameters
+    ----------
+    alpha
+        Similarities ``[m, m]``, symmetric, m ≥ 2.
+    ids
+        The clients, ``[m]``. Where several partitions are optimal, the choice depends on the ids, not on their order.
+
+    Raises
+    ------
+    UpdateError
+        If there are fewer than two clients, or a similarity is not finite.
+    """
+    order = _in_order(ids)
+    if not np.isfinite(alpha).all():
+        raise UpdateError(f"similarities should be finite, got {np.count_nonzero(~np.isfinite(alpha))} that are not")
+    similar = scipy.spatial.distance.squareform(alpha[np.ix_(order, order)], checks=False)
+    merges = scipy.cluster.hierarchy.linkage(np.negative(similar, out=similar), method="single")
+    return _two(merges, np.asarray(ids)[order], float(-merges[-1, 2]))
+
+
+def bipartition_by_tree(signatures: Tensor, ids: Sequence[int]) -> Bipartition:
+    """Return the optimal bi-partition of signatures ``[m, R]`` by cosine similarity, without that of every pair.
+
+    As :func:`optimal_bipartition` finds it, where the similarities that decide are further apart than float32 rounds
+    them, about 1e-6; see :func:`fedclade.clustering.single_linkage`. The similarity across is computed in float64.
+
+    Raises
+    ------
+    UpdateError
+        If there are fewer than two clients, or a signature is not finite.
+    """
+    order = _in_order(ids)
+    if (np.diff(order) != 1).any():
+        signatures = signatures[torch.from_numpy(order).to(signatures.device)]
+    merges = single_linkage(signatures, "cosine")
+    return _two(merges, np.asarray(ids)[order], 1 - float(merges[-1, 2]))
+
+
+def _in_order(ids: Sequence[int]) -> Labels:
+    """Return the places of the clients by their ids."""
+    if len(ids) < 2:
+        raise UpdateError(f"a bi-partition needs at least 2 clients, got {len(ids)}")
+    return np.argsort(ids)
+
+
+def _two(merges: Merges, ids: Labels, alpha_cross_max: float) -> Bipartition:
+    """Return the clusters that merge last, of clients in ascending order."""
+    labels = cut(merges, 2)
+    first, second = (tuple(ids[labels == label].tolist()) for label in (0, 1))
+    return Bipartition(first, second, alpha_cross_max)

@@ -5,10 +5,8 @@ may import it; it imports none. It knows nothing of how clients are trained or c
 """
 
 from fedclade.core.aggregate import centre_of, inter_group, mean, mean_of_all
-from fedclade.core.aggregation import Aggregation, Limits, Rule
-from fedclade.core.arguments import check_arguments, checked, defaults, known_arguments
+from fedclade.core.arguments import check_arguments, checked, defaults, flat, known_arguments
 from fedclade.core.array_kinds import array_problem
-from fedclade.core.array_mapping import ArrayMapping, Positions
 from fedclade.core.buffers import (
     can_be_averaged,
     has_same_values,
@@ -19,8 +17,6 @@ from fedclade.core.buffers import (
     unsent_buffers,
 )
 from fedclade.core.clients import Clients, Workers
-from fedclade.core.descriptor_query import DescriptorQuery
-from fedclade.core.display import Displayed, at_prompt, draw_with, drawn, in_notebook
 from fedclade.core.errors import (
     ArgumentError,
     CheckpointError,
@@ -43,7 +39,7 @@ from fedclade.core.errors import (
     shown,
     unknown,
 )
-from fedclade.core.evaluation import Evaluation
+from fedclade.core.evaluation import Evaluation, Statistics, bounded
 from fedclade.core.events import (
     Buffered,
     Check,
@@ -61,20 +57,24 @@ from fedclade.core.events import (
     Limited,
     Merged,
     Postponed,
+    PrivateRelease,
     Reconnected,
     Refused,
     Regrouped,
     Rejected,
+    Released,
     Restart,
     Retried,
     SetApart,
     Stationary,
+    Stepped,
     SumClipped,
     SumRejected,
     SumUnguarded,
     Tested,
     TooFew,
     Waiting,
+    Withheld,
 )
 from fedclade.core.files import (
     OWNER_ONLY,
@@ -91,29 +91,35 @@ from fedclade.core.files import (
     write_tensors,
     write_text,
 )
-from fedclade.core.local import LARGEST, LocalTraining, count_batches
-from fedclade.core.local_rules import (
+from fedclade.core.local import (
+    LARGEST,
+    OF_TORCH,
     ControlVariates,
     Interpolation,
     LocalRule,
+    LocalTraining,
     MetaLearning,
     MoreauEnvelope,
+    count_batches,
     local_rule,
+    optimizer_class,
+    own_defaults,
 )
-from fedclade.core.mixture import Mixture, label_rates, packed, unpacked
-from fedclade.core.node import VECTORS, Node
-from fedclade.core.optimizers import OF_TORCH, optimizer_class, own_defaults
-from fedclade.core.params import Layout, Slot, check_module
-from fedclade.core.patterns import fitting, matching
+from fedclade.core.params import Layout, Slot, check_module, fitting, matching
 from fedclade.core.plugins import (
     KINDS,
+    Displayed,
     Kind,
+    at_prompt,
     call_own,
     check_function,
+    draw_with,
+    drawn,
     function_named,
     has_imported_names,
     imported,
     importing_only,
+    in_notebook,
     installed,
     loaded,
     name_of,
@@ -121,31 +127,37 @@ from fedclade.core.plugins import (
     reading_folder,
     summary_of,
 )
-from fedclade.core.privacy_events import PrivateRelease, Released, Stepped, Withheld
 from fedclade.core.queries import (
     MECHANISMS,
     OWN,
+    SENSITIVITY,
     Ask,
+    Cells,
+    Choice,
     ChoiceQuery,
+    DescriptorQuery,
     EvaluationQuery,
     Handlers,
     Indices,
+    Mixture,
+    Moments,
     Query,
+    Question,
     R,
     Round,
+    ShiftQuery,
     Split,
     StatisticsQuery,
     SubspaceQuery,
     UpdateQuery,
     check_declared,
+    label_rates,
+    packed,
+    unpacked,
 )
-from fedclade.core.question import SENSITIVITY, Cells, Choice, Moments, Question
-from fedclade.core.registry import IGNORED, ClientRegistry, DataSpec, TaskKind
+from fedclade.core.registry import IGNORED, ArrayMapping, ClientRegistry, DataSpec, Positions, TaskKind
 from fedclade.core.rng import BESIDE
-from fedclade.core.shift_query import ShiftQuery
-from fedclade.core.statistics import Statistics, bounded
-from fedclade.core.tables import flat
-from fedclade.core.tree import Group, ParameterTree
+from fedclade.core.tree import VECTORS, Group, Node, ParameterTree
 from fedclade.core.updates import (
     DROPPED_OUT,
     FORBIDS,
@@ -154,6 +166,9 @@ from fedclade.core.updates import (
     NOT_ASKED,
     REJECTED_SUM,
     TOO_LATE,
+    Aggregation,
+    Limits,
+    Rule,
     Sums,
     Updates,
     make_usable,

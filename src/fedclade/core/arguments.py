@@ -11,12 +11,30 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache, lru_cache, wraps
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, Unpack, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from fedclade.core.errors import ArgumentError, ConfigError, shown, unknown
 from fedclade.core.files import path_problem
+
+# Tables of tables, such as configs, as one table.
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a table of tables as one, by dotted names; what is None is left out.
+
+    >>> flat({"rounds": 5, "model": {"name": "mlp", "adapter": {"rank": 8}, "seed": None}})
+    {'rounds': 5, 'model.name': 'mlp', 'model.adapter.rank': 8}
+    """
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            found |= flat(cast("Mapping[str, Any]", value), f"{prefix}{key}.")
+        elif value is not None:
+            found[f"{prefix}{key}"] = value
+    return found
+
 
 T = TypeVar("T")
 

@@ -9,24 +9,23 @@ from typing import Any
 
 from torch import Tensor
 
-from fedclade.core.descriptor_query import DescriptorQuery
-from fedclade.core.evaluation import Evaluation
-from fedclade.core.mixture import Mixture
+from fedclade.core.evaluation import Evaluation, Statistics
 from fedclade.core.params import Layout
 from fedclade.core.queries import (
+    DescriptorQuery,
     EvaluationQuery,
     Handlers,
+    Mixture,
     Query,
     R,
     Round,
+    ShiftQuery,
     Split,
     StatisticsQuery,
     SubspaceQuery,
     UpdateQuery,
     refuse_unknown,
 )
-from fedclade.core.shift_query import ShiftQuery
-from fedclade.core.statistics import Statistics
 from fedclade.core.updates import Updates
 
 

@@ -2,11 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import cached_property
+from typing import Any, Generic, Literal, TypeVar, cast
 
-from fedclade.core.array_mapping import ArrayMapping
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+# Mappings of a million clients: by id, over arrays, without an object for each.
+
+V = TypeVar("V")
+
+
+class Positions(Mapping[int, int]):
+    """At which place of an array of distinct ids each of them stands; one id, or many in one go."""
+
+    def __init__(self, ids: NDArray[np.int64]) -> None:
+        self.ids = ids
+        self._plain = len(ids) == 0 or bool(ids[0] == 0 and (np.diff(ids) == 1).all())
+        self._order = None if (np.diff(ids) > 0).all() else np.argsort(ids, kind="stable")
+        self._sorted = ids if self._order is None else ids[self._order]
+
+    @cached_property
+    def sequence(self) -> Sequence[int]:
+        """The ids as Python's numbers, in order; a range, which takes no memory, if they are 0 to n - 1."""
+        return range(len(self.ids)) if self._plain else tuple(self.ids.tolist())
+
+    @property
+    def repeated(self) -> list[int]:
+        """Ids that stand there more than once."""
+        return np.unique(self._sorted[1:][self._sorted[1:] == self._sorted[:-1]]).tolist()
+
+    def of(self, ids: ArrayLike) -> NDArray[np.int64]:
+        """Return the places of some ids ``[k]``; a KeyError names the first that is not there."""
+        wanted = np.asarray(ids, dtype=np.int64).reshape(-1)
+        found = wanted if self._plain else np.searchsorted(self._sorted, wanted)
+        inside = (found >= 0) & (found < len(self.ids))
+        there = inside & (self._sorted[np.where(inside, found, 0)] == wanted) if len(self.ids) else inside
+        if not there.all():
+            raise KeyError(int(wanted[~there][0]))
+        return found if self._order is None else self._order[found]
+
+    def __getitem__(self, key: int) -> int:
+        try:
+            number = operator.index(key)
+        except TypeError:
+            raise KeyError(key) from None
+        if self._plain:
+            if not 0 <= number < len(self.ids):
+                raise KeyError(key)
+            return number
+        place = int(np.searchsorted(self._sorted, number))
+        if place == len(self.ids) or self._sorted[place] != number:
+            raise KeyError(key)
+        return place if self._order is None else int(self._order[place])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.sequence)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class ArrayMapping(Mapping[int, V], Generic[V]):
+    """A value for each id: ``array`` has them in the order of the ids, as an array or as any sequence."""
+
+    def __init__(self, positions: Positions, array: NDArray[Any] | Sequence[V]) -> None:
+        self.positions, self.array = positions, array
+        self._at: Callable[[int], V] = array.item if isinstance(array, np.ndarray) else array.__getitem__
+
+    def of(self, ids: ArrayLike) -> NDArray[Any]:
+        """Return the values of some ids, ``[k]``; only of an array."""
+        return cast("NDArray[Any]", self.array)[self.positions.of(ids)]
+
+    def __getitem__(self, key: int) -> V:
+        return self._at(self.positions[key])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.positions)
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def values(self) -> ValuesView[V]:
+        """Return the values, in the order of the ids."""
+        return _Values(self)
+
+
+class _Values(ValuesView[V]):
+    """Values as a list has them, rather than looked up one by one."""
+
+    _mapping: ArrayMapping[V]
+
+    def __iter__(self) -> Iterator[V]:
+        array = self._mapping.array
+        return iter(array.tolist() if isinstance(array, np.ndarray) else array)
+
 
 TaskKind = Literal["classification", "binary", "multilabel", "regression", "language"]
 """What the targets of examples are: a label, yes or no, several of these, numbers, or the next token at each place."""

@@ -4,31 +4,25 @@ Runs, the network, configs and the papers import it; it imports :mod:`fedclade.c
 """
 
 from fedclade.data.agreement import Agreement, Encoding, Proposal, agree, encode_by
-from fedclade.data.arrays import InputKind
-from fedclade.data.augment import Augment, augment_of
-from fedclade.data.cache import cache_folder
+from fedclade.data.arrays import InputKind, cache_folder
 from fedclade.data.cell_values import Notation
-from fedclade.data.client_data import ClientData, mapped
+from fedclade.data.client_data import Augment, ClientData, Stage, augment_of, mapped
 from fedclade.data.client_table import ClientTable, SplitRows
-from fedclade.data.concepts import concepts
-from fedclade.data.custom import one_client, pool_from_torch
+from fedclade.data.concepts import PlantedSettings, concepts, write_planted
 from fedclade.data.drift import Drift
 from fedclade.data.federation import Federation
-from fedclade.data.files import FilesSettings, matches, read_sheet
+from fedclade.data.files import FilesSettings, TableSource, federation_from_frame, matches, read_sheet
 from fedclade.data.folder import open_folder
 from fedclade.data.folder_writing import ClientBlock, OnClients, write_federation, write_folder
-from fedclade.data.frames import TableSource, federation_from_frame
 from fedclade.data.load import check_data_settings, check_newcomers, load_federation
-from fedclade.data.own import OwnSettings, federation
+from fedclade.data.own import OwnSettings, federation, one_client, pool_from_torch
 from fedclade.data.partition import PARTITIONS, Partition, Parts, partition_named, partition_pool
-from fedclade.data.planted import PlantedSettings, write_planted
 from fedclade.data.poisoned import Backdoor, LabelFlip, poisoned
 from fedclade.data.pool import Pool
 from fedclade.data.schema import DataSchema, InputColumn, SchemaError, name_differences, read_declared, show_some
 from fedclade.data.sheets import Rows, Sheet
 from fedclade.data.shift import SHIFTS, Shift, View, shift_named, shift_views
 from fedclade.data.sources import SOURCES, Source, load_pool
-from fedclade.data.stages import Stage
 from fedclade.data.standardize import rescaled, statistics
 from fedclade.data.typed_columns import ColumnRoles, prepare_sheets
 

@@ -19,7 +19,7 @@ from fedclade.data.schema import (
     show_label,
     show_some,
 )
-from fedclade.data.words import SPECIALS
+from fedclade.data.texts import SPECIALS
 
 if TYPE_CHECKING:
     from fedclade.data.federation import Federation

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import get_args
 
 import numpy as np
 from torch import Tensor
 
-from fedclade.core import IGNORED, DataError, Indices, Split
+from fedclade.core import IGNORED, ConfigError, DataError, Indices, Split, checked, imported, shown
 from fedclade.data.arrays import as_indices, check_name, check_range, whole_number
 from fedclade.data.pool import Pool
 
@@ -72,3 +75,80 @@ def no_examples(client: int, name: str, split: Split, clients: int) -> DataError
         f"client {client} ({name!r}) has no {what} examples; ask for fewer clients (now {clients}), more examples, "
         "or a partition that gives every client some"
     )
+
+
+# Stages: what clients hold from some round on, where their data changes during a run.
+
+
+@checked()
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """What all clients hold from a round on, until the next stage.
+
+    Parameters
+    ----------
+    first_round
+        From 2 on; what clients hold before the first stage is the federation's own.
+    clients
+        The federation's clients, by ids, names and keys, in its order, with what they hold now.
+    true_clusters
+        Cluster of each client by id in this stage, where it is known.
+    """
+
+    first_round: int
+    clients: tuple[ClientData, ...]
+    true_clusters: Mapping[int, int] | None = None
+
+    def of(self, ids: Collection[int]) -> Stage:
+        """Return the stage of some of the clients."""
+        mine = tuple(client for client in self.clients if client.id in ids)
+        truth = None if self.true_clusters is None else {c: k for c, k in self.true_clusters.items() if c in ids}
+        return replace(self, clients=mine, true_clusters=truth)
+
+
+def check_stages(stages: Sequence[Stage], clients: Sequence[ClientData]) -> None:
+    """Check that stages follow each other, and that all have the same clients; what they hold is not looked at."""
+    rounds = [1, *(stage.first_round for stage in stages)]
+    if any(later <= earlier for earlier, later in pairwise(rounds)):
+        raise DataError(f"stages should begin after round 1, each after the one before, got {rounds[1:]}")
+    expected = [(client.id, client.name, client.key) for client in clients]
+    for stage in stages:
+        if [(client.id, client.name, client.key) for client in stage.clients] != expected:
+            raise DataError(
+                f"the stage from round {stage.first_round} on should have the federation's clients, in its order, with "
+                "their names and keys"
+            )
+
+
+# Augmentation: a function that changes the inputs of a batch, in training alone.
+
+Augment = Callable[[Tensor], Tensor]
+"""Takes the inputs of a batch ``[B, ...]``, as the model would, and returns what the model gets in their place.
+
+It treats each example by itself, and what it draws, it draws from torch's generators, so that the run's seed sets it.
+"""
+
+
+def augment_of(given: object) -> Augment | None:
+    """Return an augmentation given as a function or by ``module:function``.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be imported, or is no function of the inputs alone.
+    """
+    if given is None:
+        return None
+    found: Augment = imported(given, "augment") if isinstance(given, str) else given  # pyright: ignore[reportAssignmentType]  (checked next)
+    if not callable(found):
+        raise ConfigError(f"augment should be a function of a batch of inputs, got {shown(given)}")
+    try:
+        needed = [p for p in inspect.signature(found).parameters.values() if p.default is p.empty]
+    except ValueError:  # of some functions that are not written in Python
+        return found
+    if sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in needed) > 1:
+        raise ConfigError(
+            f"augment should be a function of the inputs x alone, got {shown(given)} of "
+            f"({', '.join(p.name for p in needed)}); what changes the targets too cannot be done in a batch"
+        )
+    return found

@@ -5,17 +5,110 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 import numpy as np
 
-from fedclade.core import Split, check_arguments, checked, require, rng
-from fedclade.data.client_data import ClientData
+from fedclade.core import ConfigError, Split, check_arguments, checked, require, rng, unknown
+from fedclade.data.client_data import ClientData, Stage
 from fedclade.data.federation import Federation
-from fedclade.data.patterns import concepts_of
-from fedclade.data.seen import Hand, written_out
+from fedclade.data.poisoned import Hand, written_out
 from fedclade.data.shift import View
-from fedclade.data.stages import Stage
+
+# Patterns of drift: the concept of each of ten clients in eleven time steps (Jothimurugesan et al.
+# 2023).
+
+Concepts = tuple[tuple[int, ...], ...]
+"""A row for each time step, with the concept of each client."""
+
+_TEXT = """
+A:
+    0000000000 0100000000 0100000100 0111010100 0111010110 1011011010
+    1001001010 1000101011 1000101001 1000101001 1000101001
+B:
+    0000000000 1110000000 1112220000 2212222100 2221222130 2321233130
+    3321133210 3033133213 0033313223 0003311322 0003311322
+C:
+    0000000000 1112220000 1112220030 2211222130 2221232130 2321133130
+    3323133210 3033313213 0033313223 0003311322 0003311322
+D:
+    1112220033 1112220033 2211222032 2221232002 2321133002 3323133202
+    3033313201 0033313221 0003311321 0003311321 0003311321
+E:
+    0000000000 1113330000 1113330020 3311333120 3331323120 3231122120
+    2232122310 2022212312 0022212332 0002211233 0002211233
+F:
+    0000000000 0000000000 1112220000 1112220030 2211222130 2221232130
+    2321133133 3323133213 3033313213 0033312223 0033312223
+W:
+    0000000000 0000000000 0100000100 0100000100 0111010100 0111010110
+    1111011110 1111011110 1111111111 1111111111 1111111111
+X:
+    0000000000 0100000000 0100000000 0100000100 0111010100 0111010110
+    1111011110 1111011110 1111111111 1111111111 1111111111
+Y:
+    0000000000 0000000000 0000000000 0100000100 0111010100 0111010110
+    1111011110 1111011110 1111111111 1111111111 1111111111
+Z:
+    0000000000 0000000000 0000000000 0200000200 0222020200 0222020220
+    2222022220 2222022220 2222222222 2222222222 2222222222
+R0:
+    0000000000 0000000000 0111320212 0111320212 2103222120 2103222120
+    2210113323 2210113323 1030032310 1030032310 1030032310
+R1:
+    0000000000 0000000000 2123110113 2123110113 2001033203 2001033203
+    1221012200 1221012200 1321231201 1321231201 1321231201
+R2:
+    0000000000 0000000000 2223031121 2223031121 0221320013 0221320013
+    0002100230 0002100230 0301021332 0301021332 0301021332
+R3:
+    0000000000 0000000000 0112021120 0112021120 2031233031 2031233031
+    3300012012 3300012012 3021222010 3021222010 3021222010
+R4:
+    0000000000 0000000000 3000330333 3000330333 2312002002 2312002002
+    3030232002 3030232002 0303033211 0303033211 0303033211
+R5:
+    0000000000 0000000000 2302131313 2302131313 1121020233 1121020233
+    1010032330 1010032330 0230032102 0230032102 0230032102
+R6:
+    0000000000 0000000000 2010011301 2010011301 1200131130 1200131130
+    2300132122 2300132122 2012231232 2012231232 2012231232
+R7:
+    0000000000 0000000000 1222311322 1222311322 2311102013 2311102013
+    3002311302 3002311302 2101210012 2101210012 2101210012
+R8:
+    0000000000 0000000000 1211320202 1211320202 2210120303 2210120303
+    1102031331 1102031331 3310012231 3310012231 3310012231
+R9:
+    0000000000 0000000000 2332331332 2332331332 2303000210 2303000210
+    0112303201 0112303201 1112333223 1112333223 1112333223
+"""
+"""A row of ten digits for each time step; the facts are the change points that the authors' code was run with."""
+
+PATTERNS: Mapping[str, Concepts] = MappingProxyType(
+    {
+        name.split()[-1]: tuple(tuple(map(int, row)) for row in rows.split() if row.isdigit())
+        for name, rows in zip(_TEXT.split(":")[:-1], _TEXT.split(":")[1:], strict=True)
+    }
+)
+"""A and W to Y have two concepts, Z the first and the third of three; B to F have four, R0 to R9 four at random."""
+
+
+def concepts_of(pattern: str | Concepts, steps: int, clients: int) -> Sequence[Sequence[int]]:
+    """Return the concept of each client in so many time steps, ``[steps][clients]``; one more of the tests, if known.
+
+    A pattern of ten clients is repeated for more. Raises a ConfigError if a name is unknown, a row has another number
+    of clients than the pattern's first, a concept is negative, or there are fewer rows than steps.
+    """
+    if isinstance(pattern, str) and pattern not in PATTERNS:
+        raise ConfigError(unknown("pattern of drift:", pattern, PATTERNS))
+    rows = PATTERNS[pattern] if isinstance(pattern, str) else pattern
+    if len({len(row) for row in rows}) != 1 or not rows[0] or min(min(row) for row in rows) < 0:
+        raise ConfigError("a pattern of drift should have rows of one length, with a concept from 0 on for each client")
+    if len(rows) < steps:
+        raise ConfigError(f"the pattern of drift has {len(rows)} rows, and {steps} are needed, one for each time step")
+    return [[row[client % len(row)] for client in range(clients)] for row in rows]
 
 
 @checked()

@@ -16,11 +16,9 @@ from torch import Tensor
 from fedclade.core import ArrayMapping, ClientRegistry, DataError, Displayed, Indices, Positions, Split, checked, shown
 from fedclade.data.agreement import Encoding
 from fedclade.data.arrays import whole_number
-from fedclade.data.augment import Augment, augment_of
-from fedclade.data.client_data import ClientData, check_held, no_examples
+from fedclade.data.client_data import Augment, ClientData, Stage, augment_of, check_held, check_stages, no_examples
 from fedclade.data.client_table import ClientTable
 from fedclade.data.pool import Pool
-from fedclade.data.stages import Stage, check_stages
 
 
 @checked()

@@ -4,19 +4,453 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, cast
 
-from fedclade.core import ConfigError, DataError, TaskKind, require, shown
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedclade.core import ConfigError, DataError, TaskKind, checked, require, shown
+from fedclade.data.agreement import DataSource, Encoding, Proposal
 from fedclade.data.cell_values import Notation
 from fedclade.data.csv_format import DEFAULT_SEPARATORS, CsvFile, is_encoding, is_separator
 from fedclade.data.federation import Federation
-from fedclade.data.frames import Chosen, TableSource
-from fedclade.data.own import OwnSettings
-from fedclade.data.schema import DataSchema, read_declared
-from fedclade.data.sheets import Sheet, Table
+from fedclade.data.own import Held, OwnOptions, OwnSettings, count_words, own_federation
+from fedclade.data.pool import Columns
+from fedclade.data.reading import rows_of
+from fedclade.data.schema import (
+    MOST_LABELS,
+    DataSchema,
+    InputColumn,
+    Label,
+    SchemaError,
+    read_declared,
+    show_label,
+    show_names,
+)
+from fedclade.data.sheets import IN_WORDS, ColumnKind, Rows, Sheet, Table, arrow_table, is_number
+from fedclade.data.typed_columns import ColumnRoles, prepare_sheets
+
+# The columns to predict, as targets of a task.
+
+Labels = tuple[Label, ...] | int | None
+"""Names of labels, the number of numbered labels, or None for targets that are no labels."""
+
+
+def describe_targets(
+    rows: Rows, columns: tuple[str, ...], task: TaskKind | None, *, alone: bool = False
+) -> tuple[TaskKind, Labels]:
+    """Return the task that targets are of, and their labels.
+
+    ``alone`` says that other clients have further labels: a binary target may then have one value.
+    """
+    kinds: dict[str, ColumnKind] = {column: rows.kind(column) for column in columns}
+    if len(columns) > 1 or task == "multilabel":
+        return _describe_several(kinds, task), None
+    ((column, kind),) = kinds.items()
+    is_guessed = task is None
+    if task is None:
+        task = "regression" if kind == "number" else "classification"
+    if task == "regression":
+        if not is_number(kind):
+            raise DataError(f"the target {column!r} of a regression should be numbers, got {IN_WORDS[kind]}")
+        return task, None
+    if task == "binary":
+        return task, _describe_two(rows, column, kind, alone=alone)
+    if not is_number(kind):
+        return task, rows.categories(column)
+    most = int(_whole_numbers(rows, column).max())
+    if is_guessed and most >= MOST_LABELS:
+        raise ConfigError(
+            f"the target {column!r} has whole numbers up to {most:,}; say whether these are labels "
+            "or numbers, by task = 'classification' or 'regression'"
+        )
+    return task, most + 1
+
+
+def encode_targets(rows: Rows, columns: tuple[str, ...], schema: DataSchema) -> Tensor:
+    """Return the targets of a task, encoded by a schema; a SchemaError if a label is none of the schema's."""
+    if len(columns) != 1 or schema.task == "multilabel":
+        return _encode_several(rows, columns, schema.task)
+    (column,) = columns
+    if schema.labels is None:
+        return torch.from_numpy(rows.numbers(column)).to(torch.float32)
+    if isinstance(schema.labels, int):
+        return _encode_numbered(rows, column, schema.labels)
+    places = _label_places(rows, column, schema.labels)
+    return torch.from_numpy(places.astype(np.float32 if schema.task == "binary" else np.int64))
+
+
+def _describe_two(rows: Rows, column: str, kind: ColumnKind, *, alone: bool) -> tuple[Label, ...]:
+    """Return the two values of a target in sorted order."""
+    if is_number(kind):
+        values: list[Any] = np.unique(rows.numbers(column)).tolist()
+        if set(values) <= {0.0, 1.0}:
+            return 0.0, 1.0
+    else:
+        values = list(rows.categories(column))
+    if len(values) != 2 and not (alone and len(values) == 1):
+        listed = ", ".join(show_label(value) for value in values[:5])
+        raise DataError(
+            f"the target {column!r} of a binary task should have 2 different values, got {len(values)}: {listed}"
+            + ("; if other clients have the other value, declare both as the labels of a schema" * (len(values) == 1))
+        )
+    return tuple(values)
+
+
+def _label_places(rows: Rows, column: str, labels: Sequence[Label]) -> NDArray[np.int64]:
+    """Return the number of each row's label among the names of labels, int64 ``[N]``."""
+    kind = rows.kind(column)
+    if is_number(kind) != isinstance(labels[0], float):
+        expected = "texts" if is_number(kind) else "numbers"
+        raise SchemaError(
+            f"{rows.sheets[0].where}: the labels of the schema are {expected}, and the target {column!r} holds "
+            f"{IN_WORDS[kind]}"
+        )
+    if not is_number(kind):
+        return rows.category_places(column, cast("Sequence[str]", labels), "label")
+    numbers = rows.numbers(column)
+    places = np.full(len(numbers), -1, dtype=np.int64)
+    for place, label in enumerate(labels):
+        places[numbers == label] = place
+    rows.refuse_unknown(places < 0, column, numbers, [show_label(label) for label in labels], "label")
+    return places
+
+
+def _whole_numbers(rows: Rows, column: str) -> NDArray[np.float64]:
+    """Return a column of labels that are whole numbers from 0."""
+    labels = rows.numbers(column)
+    is_odd = (labels < 0) | (labels != labels.round())
+    ends = np.cumsum([len(table) for table in rows.tables])[:-1]
+    rule = "labels should be whole numbers from 0 on; task = 'regression' takes other numbers"
+    rows.refuse(np.split(is_odd, ends), column, np.split(labels, ends), rule)
+    return labels
+
+
+def _encode_numbered(rows: Rows, column: str, count: int) -> Tensor:
+    """Return labels that are whole numbers below ``count``."""
+    if not is_number(kind := rows.kind(column)):
+        raise SchemaError(
+            f"{rows.sheets[0].where}: the labels of the schema are the numbers 0 to {count - 1}, and the target "
+            f"{column!r} holds {IN_WORDS[kind]}"
+        )
+    labels = _whole_numbers(rows, column)
+    rows.refuse_unknown(labels >= count, column, labels, ["0", "...", str(count - 1)], "label")
+    return torch.from_numpy(labels.astype(np.int64))
+
+
+def _describe_several(kinds: Mapping[str, ColumnKind], task: TaskKind | None) -> TaskKind:
+    """Return the task of several target columns: yes or no, or numbers."""
+    if task is None and "number" in kinds.values():
+        task = "regression"
+    if task not in ("multilabel", "regression"):
+        what = "left out" if task is None else task
+        raise ConfigError(f"several targets ({', '.join(kinds)}) need task = 'multilabel' or 'regression', got {what}")
+    for column, kind in kinds.items():
+        if kind == "text" or (kind == "bool" and task == "regression"):
+            raise DataError(f"the target {column!r} of a {task} task should be numbers, got {IN_WORDS[kind]}")
+    return task
+
+
+def _encode_several(rows: Rows, columns: tuple[str, ...], task: TaskKind | None) -> Tensor:
+    parts: list[NDArray[Any]] = []
+    for column in columns:
+        is_bool = rows.kind(column) == "bool"
+        parts.append(rows.texts(column) == "true" if is_bool else rows.numbers(column))
+    y = torch.from_numpy(np.stack(parts, axis=1).astype(np.float32))
+    for column, values in zip(columns, y.T, strict=True):
+        if task == "multilabel" and not bool(((values == 0) | (values == 1)).all()):
+            value = float(values[(values != 0) & (values != 1)][0])
+            raise DataError(f"the target {column!r} of a multilabel task should be 0 or 1, got {value:g}")
+    return y
+
+
+# Tables of rows and columns as a federation: from pandas and polars data frames, and whatever Arrow
+# reads.
+
+
+@checked("frame")
+def federation_from_frame(
+    frame: Any,
+    client: str,
+    target: str | tuple[str, ...],
+    inputs: tuple[str, ...] | None = None,
+    task: TaskKind | None = None,
+    *,
+    text: str | None = None,
+    drop: tuple[str, ...] = (),
+    decimal: str | None = None,
+    dates: str | None = None,
+    name: str = "table",
+    true_clusters: Mapping[str, int] | None = None,
+    schema: DataSchema | str | Path | None = None,
+    **options: Unpack[OwnOptions],
+) -> Federation:
+    """Make a federation of the rows of a data frame.
+
+    Parameters
+    ----------
+    frame
+        Of pandas or polars, a ``pyarrow.Table``, or anything else that gives Arrow data.
+    client
+        Column that says whose a row is.
+    target
+        Column to predict; several of them for ``multilabel``, and for a ``regression`` of several numbers.
+    inputs
+        Columns to predict it from; all others if left out. Numbers become float32. Texts and truth values are encoded
+        by category: a column of 0 and 1 for each value, in sorted order, the same for all clients. The categories of a
+        pandas data frame count whether rows have them or not.
+    task
+        What the target is. If left out: texts, truth values and whole numbers are labels (``classification``), other
+        numbers those of a ``regression``. Texts are numbered in sorted order, and so are the two values of a
+        ``binary`` target.
+    text
+        A column of texts as the only input, in place of ``inputs``: as the words of a vocabulary.
+    drop
+        Columns to leave out.
+    decimal
+        Decimal mark of numbers that are texts, ``.`` or ``,``; detected if left out.
+    dates
+        Format of dates that are texts, such as ``%d.%m.%Y``, in the codes of Python's ``strptime``; detected if left
+        out. All dates become days since 1970-01-01.
+    name
+        Of the data, for people.
+    true_clusters
+        By the clients' names, where they are known; for scoring only.
+    schema
+        A :class:`DataSchema`, or the path of a JSON file with one: which columns there are, with their categories and
+        the labels. By default, what the rows have. Over a network all clients then agree on one schema.
+    **options
+        Fields of :class:`~fedclade.data.OwnSettings`, such as ``standardize="federated"``.
+
+    Raises
+    ------
+    ConfigError
+        If a setting is out of range, or the target does not say what the task is.
+    DataError
+        If a column is missing, a value is missing, of no use or not in the schema, nearly all texts of a column differ,
+        or a client has too few rows.
+    """
+    if not target:
+        raise ConfigError(f"target should name at least 1 column, got {shown(target)}")
+    sheets = [Sheet(arrow_table(frame), "the data frame", None)]
+    chosen = Chosen(
+        target if isinstance(target, tuple) else (target,),
+        client,
+        inputs,
+        text=text,
+        task=task,
+        drop=drop,
+        notation=Notation(decimal=decimal, dates=dates),
+    )
+    declared = read_declared(schema)
+    return federation_from_sheets(sheets, chosen, name, OwnSettings(**options), true_clusters, declared)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Which columns are what; see :func:`federation_from_frame`."""
+
+    target: tuple[str, ...]
+    client: str | None = None
+    inputs: tuple[str, ...] | None = None
+    text: str | None = None
+    task: TaskKind | None = None
+    drop: tuple[str, ...] = ()
+    notation: Notation = field(default_factory=Notation)
+
+    @property
+    def roles(self) -> ColumnRoles:
+        """Which columns are used, and how."""
+        as_texts = tuple(column for column in (self.client, self.text) if column is not None)
+        inputs = () if self.text is not None else self.inputs
+        return ColumnRoles(self.target, inputs, as_texts, self.drop)
+
+    def __post_init__(self) -> None:
+        if self.task == "language":
+            raise ConfigError(
+                "the task of a table should be classification, binary, multilabel or regression, got language"
+            )
+        if self.text is not None and self.inputs is not None:
+            raise ConfigError(f"text = {self.text!r} is the only input; leave out inputs = {shown([*self.inputs])}")
+        apart = {*self.target, self.client}
+        if both := [column for column in self.inputs or () if column in apart]:
+            raise ConfigError(f"inputs should be other columns than target and client, got {both[0]!r}")
+        needed = [column for column in self.drop if column in (*apart, *(self.inputs or ()), self.text)]
+        if needed:
+            raise ConfigError(f"drop should be columns that are not needed, got {needed[0]!r}")
+
+
+def federation_from_sheets(
+    sheets: Sequence[Sheet],
+    chosen: Chosen,
+    name: str,
+    settings: OwnSettings,
+    true_clusters: Mapping[str, int] | None = None,
+    schema: DataSchema | None = None,
+) -> Federation:
+    """Make a federation of the rows of tables with the same columns; see :func:`federation_from_frame`."""
+    return TableSource(sheets, chosen, name, settings, true_clusters, schema).federation()
+
+
+@dataclass(frozen=True, eq=False)
+class TableSource(DataSource):
+    """Tables with the same columns, and all that says how a federation is made of them.
+
+    ``key`` is the number of the first client for its random draws. ``schema`` is what the user declares; its inputs are
+    then the inputs, unless ``chosen`` names them.
+    """
+
+    sheets: Sequence[Sheet]
+    chosen: Chosen
+    name: str
+    settings: OwnSettings
+    true_clusters: Mapping[str, int] | None = None
+    schema: DataSchema | None = None
+    key: int = 0
+
+    @cached_property
+    def rows(self) -> Rows:
+        """The rows of all tables, with numbers and dates for texts of these."""
+        roles = self.chosen.roles
+        if self.schema is not None and self.schema.inputs and roles.inputs is None:
+            roles = replace(roles, inputs=tuple(column.name for column in self.schema.inputs))
+        return Rows(prepare_sheets(self.sheets, roles, self.chosen.notation))
+
+    def with_key(self, key: int) -> TableSource:
+        """Return the same tables with another number of the first client for its random draws."""
+        source = replace(self, key=key)
+        object.__setattr__(source, "rows", self.rows)  # which need not be prepared and reported again
+        return source
+
+    @property
+    def client_names(self) -> list[str]:
+        """The names of the clients."""
+        return [held.name for held in self._held]
+
+    def federation(self) -> Federation:
+        """Return the federation, encoded by the declared schema, or else by the one that its own data comes to."""
+        return self._encode(self._describe() if self.schema is None else self._completed(self.schema))
+
+    def propose(self) -> Proposal:
+        """Return the schema that fits this data alone, or the declared one."""
+        if self.schema is not None:
+            return Proposal(self._completed(self.schema), is_fixed=True)
+        schema = self._describe(alone=True)
+        if self.chosen.text is None:
+            return Proposal(schema)
+        texts = self.rows.texts(self.chosen.text, empty=True).tolist()
+        words, counts = count_words(self._held, texts, self.settings, self.key)
+        size = self.settings.vocabulary_size
+        return Proposal(replace(schema, words=words), word_counts=counts, vocabulary_size=size)
+
+    def encode(self, schema: DataSchema) -> Federation:
+        """Return the federation, encoded by a schema; a SchemaError if the data does not fit it."""
+        if self.chosen.text is not None and not schema.words:
+            raise SchemaError(f"the schema has no words, and the only input is the text {self.chosen.text!r}")
+        return self._encode(self._completed(schema))
+
+    def _describe(self, *, alone: bool = False) -> DataSchema:
+        """Return the schema of the data, but for words; ``alone`` says that other clients may have further labels."""
+        chosen = self.chosen
+        task, labels = describe_targets(self.rows, chosen.target, chosen.task, alone=alone)
+        if chosen.text is None:
+            inputs = self.rows.describe_inputs(self._input_names())
+        else:
+            inputs = (InputColumn(chosen.text, "text"),)
+        return DataSchema(inputs, chosen.target, task, labels)
+
+    def _completed(self, schema: DataSchema) -> DataSchema:
+        """Return a schema with target, task and labels, which a declared one may leave out."""
+        task = schema.task or self.chosen.task
+        labels = schema.labels
+        if task is None and labels is not None:
+            task = "classification"
+        elif task is None or (labels is None and task in ("classification", "binary")):
+            task, labels = describe_targets(self.rows, self.chosen.target, task)
+        return replace(schema, target=schema.target or self.chosen.target, task=task, labels=labels)
+
+    def _encode(self, schema: DataSchema) -> Federation:
+        """Return the federation, encoded by a complete schema; without words by those of the training texts."""
+        rows = self.rows
+        chosen = self.chosen
+        self._check_target(schema)
+        y = encode_targets(rows, chosen.target, schema)
+        if chosen.text is None:
+            self._check_inputs(schema)
+            x: Tensor | list[str] = rows.encode_inputs(schema.inputs)
+            names = schema.encoded_names
+        else:
+            x = rows.texts(chosen.text, empty=True).tolist()
+            names = (chosen.text,)
+        outputs = None
+        if schema.task == "classification":
+            outputs = schema.labels if isinstance(schema.labels, int) else len(schema.label_names)
+        held = self._held
+        made = own_federation(
+            held,
+            x,
+            y,
+            self.settings,
+            self.true_clusters,
+            name=self.name,
+            task=schema.task,
+            columns=Columns(names, schema.label_names),
+            outputs=outputs,
+            words=schema.words,
+            first_key=self.key,
+        )
+        encoding = Encoding(
+            replace(schema, words=made.pool.vocabulary),
+            is_declared=self.schema is not None,
+            source=self if len(held) == 1 else None,
+        )
+        return replace(made, encoding=encoding)
+
+    @property
+    def _held(self) -> list[Held]:
+        """The clients, with the rows of each."""
+        rows = self.rows
+        if self.chosen.client is None:
+            parts = rows_of([len(table) for table in rows.tables])
+            return [Held(str(sheet.client), part) for sheet, part in zip(self.sheets, parts, strict=True)]
+        owners = rows.texts(self.chosen.client)
+        return [Held(owner, np.flatnonzero(owners == owner)) for owner in dict.fromkeys(owners.tolist())]
+
+    def _input_names(self) -> Sequence[str]:
+        apart = [*self.chosen.target, *([] if self.chosen.client is None else [self.chosen.client])]
+        return self.chosen.inputs or self.rows.others(apart)
+
+    def _check_inputs(self, schema: DataSchema) -> None:
+        """Check that the columns are those of a schema; one that the user declares says which they are."""
+        where = self.sheets[0].where
+        names = [column.name for column in schema.inputs]
+        if schema.words or not names:
+            raise SchemaError(f"the schema is of a text, and {where} has columns {show_names(self._input_names())}")
+        if self.schema is not None and self.chosen.inputs is None:
+            return
+        mine = self._input_names()
+        lacking = [name for name in names if name not in mine]
+        extra = [name for name in mine if name not in names]
+        if lacking or extra:
+            found = {"lacks": lacking, "has besides": extra}
+            what = " and ".join(f"{verb} {show_names(odd)}" for verb, odd in found.items() if odd)
+            raise SchemaError(f"{where} should have the input columns of the schema, but {what}; name 'inputs'")
+
+    def _check_target(self, schema: DataSchema) -> None:
+        chosen = self.chosen
+        if schema.target != chosen.target:
+            raise SchemaError(
+                f"the target is {show_names(chosen.target)}, and that of the schema is {show_names(schema.target)}"
+            )
+        if chosen.task is not None and schema.task != chosen.task:
+            raise SchemaError(f"the task is {chosen.task}, and that of the schema is {schema.task}")
+
 
 PARQUET = ".parquet"
 

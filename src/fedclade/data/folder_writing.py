@@ -16,7 +16,7 @@ from torch import Tensor
 from fedclade.core import IGNORED, DataError, Indices, appear, make_folder, sha256_of
 from fedclade.data.client_table import ClientTable
 from fedclade.data.federation import Federation
-from fedclade.data.folder_format import CLIENTS, EXAMPLES, Header, Raw, write_arrow
+from fedclade.data.folder import CLIENTS, EXAMPLES, Header, Raw, write_arrow
 from fedclade.data.pool import Pool
 
 EXAMPLES_AT_A_TIME = 2**16

@@ -12,16 +12,13 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from fedclade.core import ConfigError, checked, defaults, known_arguments, require, rng, unknown
-from fedclade.data.augment import Augment, augment_of
-from fedclade.data.custom import pool_from_torch
+from fedclade.data.client_data import Augment, augment_of
 from fedclade.data.drift import Drift, drift_of, drifting
 from fedclade.data.federation import ClientData, Federation
-from fedclade.data.held_back import share_out
-from fedclade.data.holdout import set_aside, train_and_test
-from fedclade.data.partition import partition_named
-from fedclade.data.parts import Parts
+from fedclade.data.own import pool_from_torch
+from fedclade.data.partition import Parts, partition_named, set_aside, share_out, train_and_test
+from fedclade.data.poisoned import as_seen
 from fedclade.data.pool import Pool, Scaling
-from fedclade.data.seen import as_seen
 from fedclade.data.shift import shift_named, shift_views
 from fedclade.data.sources import SOURCES, load_pool
 from fedclade.data.view import View

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedclade.core import IGNORED, ConfigError, DataError, DataSpec, Indices, TaskKind, checked, require, shown, unknown
 from fedclade.data.arrays import (
+    Arrays,
     InputKind,
     as_indices,
     as_inputs,
@@ -29,7 +30,6 @@ from fedclade.data.arrays import (
     require_outputs,
     whole_number,
 )
-from fedclade.data.cache import Arrays
 
 Scaling = Literal["source", "unit", "pixel"]
 """How images are scaled; see :meth:`Pool.scaled`."""

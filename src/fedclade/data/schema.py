@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from fedclade.core import ConfigError, DataError, TaskKind, shown, unknown
-from fedclade.data.words import SPECIALS
+from fedclade.data.texts import SPECIALS
 
 MOST_CATEGORIES = 1000
 """Largest number of categories of a column that is encoded by category."""

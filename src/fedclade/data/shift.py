@@ -12,11 +12,9 @@ from typing import Any
 import torch
 
 from fedclade.core import DataError, call_own, check_arguments, function_named, require, rng, shown
-from fedclade.data.anda import anda, check_level
 from fedclade.data.arrays import as_indices, check_range
 from fedclade.data.pool import Pool
-from fedclade.data.skews import blur, colour, invert, noise, thickness
-from fedclade.data.view import View, require_images
+from fedclade.data.view import View, anda, blur, check_level, colour, invert, noise, require_images, thickness
 
 
 @dataclass(frozen=True)

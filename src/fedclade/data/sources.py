@@ -10,9 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 from fedclade.core import ConfigError, DataError, check_arguments, unknown
-from fedclade.data.images import load_cifar10, load_digits, load_femnist, load_mnist
+from fedclade.data.images import load_cifar10, load_digits, load_femnist, load_mnist, load_synthetic
 from fedclade.data.pool import Pool
-from fedclade.data.synthetic import load_synthetic
 from fedclade.data.tables import HUB_NAMES
 from fedclade.data.texts import load_ag_news, load_sent140, load_tiny_shakespeare
 

@@ -2,21 +2,196 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
-from fedclade.core import DataError, rng
-from fedclade.data.cache import stamps
-from fedclade.data.corpus import Corpus, join, pool_from_corpus
-from fedclade.data.leaf import LeafFiles, find_leaf, read_leaf
+from fedclade.core import IGNORED, DataError, TaskKind, require, rng
+from fedclade.data.arrays import Arrays, cached, stamps
 from fedclade.data.pool import Pool
-from fedclade.data.tables import HubTables, Tables, open_hub, open_tables, require_values, to_labels, to_texts
-from fedclade.data.vectors import with_vectors
-from fedclade.data.words import split_words, windows
+from fedclade.data.tables import (
+    HubTables,
+    LeafFiles,
+    Tables,
+    find_leaf,
+    open_hub,
+    open_tables,
+    read_leaf,
+    require_values,
+    to_labels,
+    to_texts,
+)
+
+# Text to numbers: words, vocabularies, and token sequences of one length.
+
+T = TypeVar("T")
+Tokens = NDArray[np.int64]
+
+PAD, UNKNOWN = 0, 1
+SPECIALS = ("<pad>", "<unk>")
+
+_WORD = re.compile(r"\w+(?:'\w+)*|[^\w\s]")
+
+
+def split_words(text: str) -> list[str]:
+    """Split a text into lower-case words and single punctuation marks.
+
+    >>> split_words("We know't, we KNOW!")
+    ['we', "know't", ',', 'we', 'know', '!']
+    """
+    return [sys.intern(word) for word in _WORD.findall(text.lower())]  # a million tweets share their words' memory
+
+
+def build_vocabulary(texts: Iterable[Sequence[str]], size: int) -> tuple[str, ...]:
+    """Return the specials and the most frequent words, at most ``size`` in all; ties in alphabetical order."""
+    counts = Counter(word for words in texts for word in words)
+    frequent = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return (*SPECIALS, *(word for word, _ in frequent[: size - len(SPECIALS)]))
+
+
+def encode(texts: Iterable[Sequence[str]], vocabulary: Sequence[str]) -> list[list[int]]:
+    """Replace words by their places in the vocabulary, and words that are not in it by ``<unk>``."""
+    place = {word: number for number, word in enumerate(vocabulary)}
+    return [[place.get(word, UNKNOWN) for word in words] for words in texts]
+
+
+def pad(sequences: Sequence[Sequence[int]], length: int, filler: int = PAD) -> Tokens:
+    """Return sequences cut or filled up at the end to one length: int64 ``[N, length]``."""
+    tokens = np.full((len(sequences), length), filler, dtype=np.int64)
+    for row, sequence in enumerate(sequences):
+        cut = sequence[:length]
+        tokens[row, : len(cut)] = cut
+    return tokens
+
+
+def next_words(sequences: Sequence[Sequence[int]], length: int) -> tuple[Tokens, Tokens]:
+    """Return inputs and targets of next-word prediction, each int64 ``[N, length]``.
+
+    The target at each place is the token at the next place of the input; where there is none, it is :data:`IGNORED`.
+    Sequences should have at least two tokens: shorter ones have no target, and a batch of them no loss.
+    """
+    x = pad([sequence[: min(length, len(sequence) - 1)] for sequence in sequences], length)
+    return x, pad([sequence[1:] for sequence in sequences], length, filler=IGNORED)
+
+
+def windows(sequence: list[T], length: int) -> list[list[T]]:
+    """Cut a long sequence into runs of ``length`` targets; a run starts with the last token of the run before it.
+
+    So every token but the first is a target exactly once. A sequence of fewer than two tokens has no runs.
+    """
+    return [sequence[start : start + length + 1] for start in range(0, len(sequence) - 1, length)]
+
+
+# A corpus: texts with labels and owners, and the way from there to a pool of token sequences.
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Texts, and what is known of each; the lists run in parallel."""
+
+    texts: list[list[str]]  # the words of each
+    labels: NDArray[np.int64]  # topic or sentiment of each; 0 where there is none
+    train: int  # how many of them, from the first on, are for training
+    owners: list[str] | None = None  # of each, where they are known
+
+
+def join(parts: list[Corpus]) -> Corpus:
+    """Return training and test texts as one corpus."""
+    texts = [text for part in parts for text in part.texts]
+    owners = [owner for part in parts for owner in part.owners or []]
+    return Corpus(texts, np.concatenate([part.labels for part in parts]), len(parts[0].texts), owners or None)
+
+
+def pool_from_corpus(
+    name: str,
+    key: object,
+    read: Callable[[], Corpus],
+    task: TaskKind,
+    sequence_length: int,
+    vocabulary_size: int,
+    labels: int = 1,
+) -> Pool:
+    """Read a corpus and turn it into tokens, or take that from the cache."""
+    require(
+        ("sequence_length", sequence_length, sequence_length >= 1, "at least 1"),
+        ("vocabulary_size", vocabulary_size, vocabulary_size > len(SPECIALS), f"above {len(SPECIALS)}"),
+    )
+    options = [task, sequence_length, vocabulary_size]
+    key = {"source": key, "options": options}
+    arrays = cached(name, key, lambda: _arrays(read(), task, sequence_length, vocabulary_size))
+    vocabulary = tuple(arrays["vocabulary"].tolist())
+    more = {"task": task, "natural": arrays.get("owners"), "vocabulary": vocabulary}
+    return Pool.of_arrays(name, arrays, arrays["labels"], len(vocabulary) if task == "language" else labels, **more)
+
+
+def _arrays(corpus: Corpus, task: TaskKind, sequence_length: int, vocabulary_size: int) -> Arrays:
+    """Turn texts into tokens; the vocabulary is that of the training texts."""
+    vocabulary = build_vocabulary(corpus.texts[: corpus.train], vocabulary_size)
+    tokens = encode(corpus.texts, vocabulary)
+    arrays: dict[str, NDArray[Any]] = {
+        "labels": corpus.labels,
+        "train": np.asarray(corpus.train),
+        "vocabulary": np.asarray(vocabulary, dtype=np.str_),
+    }
+    if corpus.owners is not None:
+        arrays["owners"] = np.asarray(corpus.owners, dtype=np.str_)
+    if task == "language":
+        arrays["x"], arrays["y"] = next_words(tokens, sequence_length)
+    else:
+        arrays["x"], arrays["y"] = pad(tokens, sequence_length), corpus.labels
+    return arrays
+
+
+# Pretrained word vectors, such as GloVe's, as the frozen first layer of a model of texts.
+
+
+def with_vectors(pool: Pool, file: Path) -> Pool:
+    """Return a pool of texts ``[N, T]`` with each token's vector in its place: float32 ``[N, T, d]``.
+
+    A frozen embedding is the same for all clients and never changes, so it is looked up once here: it takes part in no
+    step, no message and no mean. Padding, and words without a vector, are zeros. As in GloVe's files, each line of the
+    file has a word and the numbers of its vector, split by spaces.
+    """
+    embedding = read_vectors(file, pool.vocabulary)
+    return replace(pool, x=torch.from_numpy(embedding)[pool.x], vocabulary=())
+
+
+def read_vectors(file: Path, vocabulary: tuple[str, ...]) -> NDArray[np.float32]:
+    """Return the vectors of a vocabulary's words, ``[V, d]``; see :func:`with_vectors`."""
+    place = {word: number for number, word in enumerate(vocabulary)}
+    found: dict[int, NDArray[np.float32]] = {}
+    width: int | None = None
+    try:
+        with file.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                word, *numbers = line.rstrip("\n").split(" ")
+                if word in place:
+                    found[place[word]] = np.asarray(numbers, dtype=np.float32)
+                    width = width or len(numbers)
+                    if len(numbers) != width or not np.isfinite(found[place[word]]).all():
+                        raise DataError(
+                            f"{file}, line {number}: {word!r} should have {width} finite numbers, got {len(numbers)}"
+                        )
+    except FileNotFoundError:
+        raise DataError(f"no word vectors: expected {file}, with a word and its numbers in each line") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read the word vectors in {file}: {error}") from error
+    if width is None:
+        raise DataError(f"{file} should have vectors of the {len(vocabulary)} words of the data, got none of them")
+    embedding = np.zeros((len(vocabulary), width), dtype=np.float32)
+    for row, vector in found.items():
+        embedding[row] = vector
+    return embedding
+
 
 TOPICS = 4
 HELD_OUT_FRACTION = 0.1

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, cast
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.core import DataError, Indices, checked
+from fedclade.core import DataError, Indices, checked, require, rng
 from fedclade.data.pool import Pool
 
 Pixels = NDArray[np.uint8]
@@ -91,3 +92,216 @@ def turned(images: Pixels, degrees: float) -> Pixels:
 
 def _fixed(value: float) -> int:
     return math.floor(value * 65536 + 0.5)
+
+
+# Feature skews: shifts by which the images of each cluster look different.
+
+CHANNELS = 3
+
+
+@dataclass(frozen=True)
+class Inverted:
+    """Negatives: black is white."""
+
+    def __call__(self, images: Pixels, labels: Indices, rows: Indices) -> Pixels:
+        """Return the images."""
+        return 255 - images
+
+
+@dataclass(frozen=True)
+class Blurred:
+    """Images under a Gaussian filter, of a standard deviation in pixels."""
+
+    sigma: float
+
+    def __call__(self, images: Pixels, labels: Indices, rows: Indices) -> Pixels:
+        """Return the images."""
+        return cast(Pixels, scipy.ndimage.gaussian_filter(images, (0, 0, self.sigma, self.sigma)))
+
+
+@dataclass(frozen=True)
+class Noisy:
+    """Images with Gaussian noise of a standard deviation in [0, 1] of the range, which each keeps."""
+
+    sigma: float
+    seed: int
+
+    def __call__(self, images: Pixels, labels: Indices, rows: Indices) -> Pixels:
+        """Return the images."""
+        shape = images.shape[1:]
+        noise = [rng.generator(self.seed, "noise", row).standard_normal(shape, np.float32) for row in rows.tolist()]
+        return np.clip(np.rint(images + 255 * self.sigma * np.stack(noise)), 0, 255).astype(np.uint8)
+
+
+@dataclass(frozen=True)
+class Coloured:
+    """Images in three channels: grey ones as they are, or with one channel full."""
+
+    channel: int | None
+
+    def __call__(self, images: Pixels, labels: Indices, rows: Indices) -> Pixels:
+        """Return the images ``[n, 3, H, W]``."""
+        found = np.broadcast_to(images, (len(images), CHANNELS, *images.shape[2:])).copy()
+        if self.channel is not None:
+            found[:, self.channel] = 255
+        return found
+
+
+@dataclass(frozen=True)
+class Thick:
+    """Bright strokes wider by so many pixels on each side, or narrower if it is negative."""
+
+    pixels: int
+
+    def __call__(self, images: Pixels, labels: Indices, rows: Indices) -> Pixels:
+        """Return the images."""
+        size = (1, 1, 2 * abs(self.pixels) + 1, 2 * abs(self.pixels) + 1)
+        change = scipy.ndimage.grey_dilation if self.pixels > 0 else scipy.ndimage.grey_erosion
+        return cast(Pixels, change(images, size))
+
+
+def invert(pool: Pool, clusters: int, seed: int) -> list[View]:
+    """Show images as negatives to one of two clusters."""
+    return _views("invert", pool, clusters, 2, lambda _: Inverted())
+
+
+def blur(pool: Pool, clusters: int, seed: int, *, strength: float = 1.0) -> list[View]:
+    """Blur the images of cluster j by a Gaussian filter of j·strength pixels."""
+    _require_positive(strength)
+    return _views("blur", pool, clusters, clusters, lambda j: Blurred(j * strength))
+
+
+def noise(pool: Pool, clusters: int, seed: int, *, strength: float = 0.1) -> list[View]:
+    """Add noise to the images of cluster j, of a standard deviation of j·strength of the range."""
+    _require_positive(strength)
+    return _views("noise", pool, clusters, clusters, lambda j: Noisy(j * strength, seed))
+
+
+def colour(pool: Pool, clusters: int, seed: int) -> list[View]:
+    """Show images in grey, red, green or blue, in three channels."""
+    require_images(pool, "colour")
+    rule = f"with images of 1 or {CHANNELS} channels"
+    require(("shift", "colour", pool.input_shape[0] in (1, CHANNELS), rule))
+    views = _views("colour", pool, clusters, 1 + CHANNELS, lambda j: Coloured(j - 1))
+    return [View(transform=Coloured(None)), *views[1:]]
+
+
+def thickness(pool: Pool, clusters: int, seed: int, *, strength: int = 1) -> list[View]:
+    """Leave strokes as they are, widen them, and make them narrower, by so many pixels on each side."""
+    require(("strength", strength, strength >= 1, "at least 1"))
+    return _views("thickness", pool, clusters, 3, lambda j: Thick(strength if j == 1 else -strength))
+
+
+def _views(name: str, pool: Pool, clusters: int, most: int, transform: Callable[[int], object]) -> list[View]:
+    """Return the view of each cluster; that of the first is plain."""
+    require_images(pool, name)
+    require(("clusters", clusters, clusters <= most, f"at most {most} with shift {name!r}"))
+    return [View(), *(View(transform=transform(j)) for j in range(1, clusters))]  # pyright: ignore[reportArgumentType]
+
+
+def _require_positive(strength: float) -> None:
+    require(("strength", strength, strength > 0, "greater than 0"))
+
+
+# The shifts at which FLUX (NeurIPS 2025) compares, as ANDA makes them: four kinds, each at eight
+# levels.
+#
+# The four are shifts of P(X), P(Y), P(Y|X) and P(X|Y); arena and parameters are those of the
+# authors' code (``public/generate_datasets.py`` and ``public/config.py`` of FLUX, ``split_fn.py``
+# of ANDA):
+#
+# - ``P(X)``: each client draws one of r angles i·360°/r, r = 2, 3, 4, 5, 2, 3, 4, 5 at the levels 1
+#   to 8, and from level 5 on one of three colours; below all is grey.
+# - ``P(Y)``: five sets of 11 − L classes are drawn, and each client draws one of them. It has no
+#   images of other classes; as many are drawn again from those that it has, with replacement.
+# - ``P(Y|X)``: L labels are drawn, and each client permutes these at random. Some stay where they
+#   are; at level 1 all do.
+# - ``P(X|Y)``: L classes are drawn, and each client turns its images of each by an angle of its
+#   own, by 0°, 90°, 180° or 270°; all is grey.
+#
+# Images are turned as PIL does it by default: nearest neighbour, of the same size, black where
+# there was nothing. Grey images get three channels; red, green or blue ones have that channel full.
+# Clients that drew the same are a cluster.
+#
+# Left to choose, or other than there: draws are keyed by seed, kind and level; images of a client's
+# classes are drawn again after validation and test data were set aside, so that none is in two of
+# these.
+
+Kind = Literal["P(X)", "P(Y)", "P(Y|X)", "P(X|Y)"]
+
+ANGLES = (2, 3, 4, 5, 2, 3, 4, 5)
+"""By level, how many there are to draw from."""
+
+COLOURS = (1, 1, 1, 1, 3, 3, 3, 3)
+
+CLASS_SETS = 5
+"""How many sets of classes there are to draw from."""
+
+LEVELS = 8
+
+
+@dataclass(frozen=True)
+class Turned:
+    """Images turned, those of each label by an angle in degrees, in three channels: grey, or one of them full."""
+
+    degrees: tuple[tuple[int, float], ...]  # by label; others stay as they are
+    channel: int | None = None  # which is full: red, green or blue
+
+    def __call__(self, images: Pixels, labels: Indices, rows: Indices) -> Pixels:
+        """Return the images ``[n, 3, H, W]``."""
+        found = images.copy()
+        for label, degrees in self.degrees:
+            mine = labels == label
+            found[mine] = turned(images[mine], degrees)
+        found = np.broadcast_to(found, (len(found), 3, *found.shape[2:])).copy()
+        if self.channel is not None:
+            found[:, self.channel] = 255
+        return found
+
+
+def check_level(level: int) -> None:
+    """Check that there is such a level."""
+    require(("level", level, 1 <= level <= LEVELS, f"from 1 to {LEVELS}"))
+
+
+def anda(pool: Pool, clients: int, seed: int, *, kind: Kind = "P(Y|X)", level: int = LEVELS) -> list[View]:
+    """Draw how each client sees a pool.
+
+    Parameters
+    ----------
+    pool, clients, seed
+        As for all shifts.
+    kind
+        What differs between clients: ``P(X)``, ``P(Y)``, ``P(Y|X)`` or ``P(X|Y)``.
+    level
+        From 1 to 8: how strongly.
+    """
+    check_level(level)
+    if pool.task != "classification":
+        raise DataError(f"shift 'anda' needs labels, but {pool.name} is {pool.task} data")
+    if kind in ("P(X)", "P(X|Y)"):
+        require_images(pool, "anda")
+        if pool.input_shape[0] not in (1, 3):
+            raise DataError(f"shift 'anda' needs images of 1 or 3 channels, and {pool.name} has {pool.input_shape[0]}")
+    purpose = f"anda {kind}"
+    bank = rng.generator(seed, purpose, level)
+    some = np.sort(bank.permutation(pool.outputs)[: min(level, pool.outputs)]).tolist()
+    kept = max(1, pool.outputs + 1 - level)
+    sets = [tuple(np.sort(bank.permutation(pool.outputs)[:kept]).tolist()) for _ in range(CLASS_SETS)]
+    views: list[View] = []
+    for client in range(clients):
+        draw = rng.generator(seed, purpose, level, client + 1)
+        if kind == "P(X)":
+            angles, colours = ANGLES[level - 1], COLOURS[level - 1]
+            degrees = int(draw.integers(angles)) * 360 / angles
+            channel = int(draw.integers(colours)) if colours > 1 else None
+            views.append(View(transform=Turned(tuple((label, degrees) for label in range(pool.outputs)), channel)))
+        elif kind == "P(Y)":
+            views.append(View(classes=sets[int(draw.integers(CLASS_SETS))]))
+        elif kind == "P(Y|X)":
+            label_map = torch.arange(pool.outputs)
+            label_map[some] = torch.from_numpy(draw.permutation(some))
+            views.append(View(label_map=label_map))
+        else:
+            views.append(View(transform=Turned(tuple((label, 90.0 * int(draw.integers(4))) for label in some))))
+    return views

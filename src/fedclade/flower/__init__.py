@@ -11,15 +11,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fedclade.flower.requirement import check_flower
+from fedclade.flower.local_grid import check_flower
 
 check_flower()  # before anything of Flower is imported
 
 from fedclade.flower.client_app import client_app  # noqa: E402
 from fedclade.flower.federate import Network, federate  # noqa: E402
-from fedclade.flower.from_config import client_app_from_config, finish_run, server_app_from_config  # noqa: E402
+from fedclade.flower.from_config import client_app_from_config, finish_run, server_app, server_app_from_config  # noqa: E402
 from fedclade.flower.grid_clients import GridClients  # noqa: E402
-from fedclade.flower.server_app import server_app  # noqa: E402
 
 if TYPE_CHECKING:
     from fedclade.flower.local_grid import LocalGrid, LocalNode

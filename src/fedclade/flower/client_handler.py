@@ -8,24 +8,34 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from flwr.app import RecordDict
 from torch import Tensor, nn
 
 from fedclade.channel import (
+    SENSITIVITY,
     Budget,
     Channel,
     DifferentialPrivacy,
     ExamplePrivacy,
+    Ledger,
     Mechanism,
     Middleware,
     Permutation,
+    PrivateExamples,
+    Privatizing,
+    Signature,
     SignSketch,
     Sketch,
+    StepLedger,
+    booked,
+    booked_steps,
     check_encoding,
+    check_local,
     client_side,
+    multiplier_for,
     refusal,
 )
 from fedclade.core import (
@@ -36,39 +46,192 @@ from fedclade.core import (
     DataError,
     EvaluationQuery,
     FedcladeError,
+    Layout,
     Split,
+    StatisticsQuery,
     UpdateError,
     Updates,
     importing_only,
 )
-from fedclade.data import DataSchema, Federation
-from fedclade.flower import descriptors, wire
-from fedclade.flower.asked import maker_of, read_patterns, read_signs, read_sketch
-from fedclade.flower.booking import privatizing_of, score_noise_of
-from fedclade.flower.closed_scores import ClosedScores, is_mean
+from fedclade.data import DataSchema, Federation, rescaled
+from fedclade.flower import training_asked, wire
+from fedclade.flower.closed_scores import ClosedScores, ScoreNoise, is_mean
 from fedclade.flower.data_splits import SplitLog
-from fedclade.flower.keys import Key
 from fedclade.flower.kinds import KINDS
 from fedclade.flower.models_sent import models_of_mixture, read_mixture
-from fedclade.flower.node_store import NodeStore, uses_kept
-from fedclade.flower.policy import NotDisclosedError, Policy
+from fedclade.flower.node_store import NodeStore, Residuals, uses_kept
+from fedclade.flower.policy import NotDisclosedError, Policy, Usage, UsageLog, cost_of
 from fedclade.flower.private_replies import ErrorShield, without_details
-from fedclade.flower.replies import size_class
-from fedclade.flower.residuals import Residuals
+from fedclade.flower.replies import as_values, read_statistics, size_class
 from fedclade.flower.schema_exchange import encoding_digest
-from fedclade.flower.secret import secret_digest, secret_model, seed_of
 from fedclade.flower.secure.member import Member, joined, training_of
-from fedclade.flower.shifts import read_query
+from fedclade.flower.signing import Key, secret_digest, secret_model, seed_of
 from fedclade.flower.sketch_log import Projection, Sketched, SketchLog
-from fedclade.flower.statistics import as_values
-from fedclade.flower.trainer import Trainer
 from fedclade.flower.training_asked import TrainingAsked, TrainingFailedError
-from fedclade.flower.usage import Usage, UsageLog, cost_of
+from fedclade.flower.training_asked import read_shift_query as read_query
 from fedclade.flower.wire import Content, shown
 from fedclade.models import Parts
-from fedclade.runs import Maker, check_inputs_apart
+from fedclade.runs import Maker, check_inputs_apart, module_for
 from fedclade.tasks import FittedTask, Task
 from fedclade.training import PrivateSteps, SimulatedClients, note_unsent_buffers
+
+# What a client makes itself for a question: the model, of whatever it was given for it, and
+# sketches.
+
+
+def maker_of(model: nn.Module | str | Maker, federation: Federation, parts: Parts) -> Maker:
+    """Return a function that makes a model of some parts from a seed; a module is the same for every seed."""
+
+    def make(seed: int) -> nn.Module:
+        if isinstance(model, str):
+            return module_for(model, federation.pool.schema, seed)
+        return model if isinstance(model, nn.Module) else model(seed)
+
+    return lambda seed: parts.applied(make(seed), seed)
+
+
+def read_sketch(content: Content, seed: int, layout: Layout, permuted: bool) -> Sketch | None:
+    """Return what is compared of an update, as the server asks for it."""
+    dim, of = content.get("dim", int), read_patterns(content, permuted)
+    if content.values.get("compared") == "signs":
+        return read_signs(content, seed, layout, permuted)
+    kind = "projected" if dim else "full"
+    return Signature(kind=kind, dim=max(dim, 1), of=of).sketch(seed, layout)
+
+
+def read_signs(content: Content, seed: int, layout: Layout, permuted: bool) -> SignSketch:
+    """Return what is compared of a masked update, or of a part of one: signs alone."""
+    dim, of = content.get("dim", int), read_patterns(content, permuted)
+    if dim < 1:
+        raise UpdateError("asked for the signs of no projection of an update")
+    return Signature(kind="signs", dim=dim, of=of).signs(seed, layout)
+
+
+def read_patterns(content: Content, permuted: bool) -> tuple[str, ...]:
+    """Return the patterns of the parameters that are compared."""
+    of = content.values.get("of", [])
+    if not isinstance(of, list) or not all(isinstance(pattern, str) for pattern in of):
+        raise UpdateError(f"'of' should be a list of patterns, got {shown(of)}")
+    if of and permuted:
+        raise UpdateError("asked for the updates of single parameters, which its permutation is there to hide")
+    return tuple(of)
+
+
+# What makes a real client private: noise that nobody knows, and a ledger that all that leaves it is
+# booked in.
+
+SCORES_SHARE = 0.1
+"""Share of a client's ε that its scores may cost, unless its policy says what they may."""
+
+SCORES_EPSILON = 1.0
+"""What they may cost where the client's own ε has no bound."""
+
+
+def privatizing_of(
+    privacy: Mechanism | None, budget: Budget | None, folder: Path | None, sizes: Mapping[int, int]
+) -> Privatizing | PrivateExamples | None:
+    """Return what the replies of a client with so many training examples pass; None where it is not private.
+
+    Raises
+    ------
+    ConfigError
+        If it has a budget and the run no noise, or the run noise and it no budget, no folder, or a budget of another
+        level: else whoever writes the run's config could have examples protected in place of the client.
+    """
+    privacy = check_local(privacy)
+    if privacy is None:
+        if budget is not None:  # or whoever writes the run's config could turn the noise off
+            raise ConfigError(
+                f"this client may spend ε = {budget.epsilon:g}, and an update without noise has no bound; set "
+                "privacy.clip_norm and privacy.noise_multiplier"
+            )
+        return None
+    if folder is None:
+        raise ConfigError("a private client needs a folder for its ledger; set folder in its node config")
+    if budget is None:  # the noise is the run's to set: without a limit of its own nothing is promised
+        raise ConfigError(
+            "privacy.clip_norm is set, and this client does not say what it may spend; set epsilon in its node "
+            "config, or epsilon=inf for no bound"
+        )
+    level = privacy.level if isinstance(privacy, ExamplePrivacy) else "client"
+    if budget.level != level:
+        raise ConfigError(
+            f"this client may spend ε = {budget.epsilon:g} of level {budget.level!r}, and the run's privacy.level is "
+            f"{level!r}; to take part, set level={level!r} in its node config"
+        )
+    if isinstance(privacy, ExamplePrivacy):
+        return booked_steps(privacy, _step_ledger(folder, budget), "network", sizes)
+    return booked(privacy, _ledger(folder, budget), "network")
+
+
+def score_noise_of(
+    budget: Budget, folder: Path, *, most: int, epsilon: float | None = None, examples: int = 1
+) -> ScoreNoise:
+    """Return the noise with which ``most`` scores cost a client an ε together.
+
+    A score lies in [0, 1]. With other data in place of all that the client has, it may be any other number there; with
+    one of its ``examples`` of held-out data counted or not, a mean over them moves by their inverse.
+
+    Parameters
+    ----------
+    epsilon
+        What the scores may cost; None: :data:`SCORES_SHARE` of the budget.
+    """
+    if epsilon is None:
+        epsilon = SCORES_EPSILON if math.isinf(budget.epsilon) else SCORES_SHARE * budget.epsilon
+    z = multiplier_for(epsilon, most, budget.delta)
+    multiplier = z / SENSITIVITY  # standard deviation for a sensitivity of 1
+    if budget.level == "example":
+        steps = _step_ledger(folder, budget)
+        book = lambda count: steps.book(multiplier, {1.0: count}, "scores", 0)  # noqa: E731
+        return ScoreNoise(multiplier / max(1, examples), book)
+    releases = _ledger(folder, budget)
+    return ScoreNoise(multiplier, lambda count: releases.book(z, "scores", 0, count))
+
+
+def _ledger(folder: Path, budget: Budget) -> Ledger:
+    return Ledger(folder / "privacy.json", budget, folder / "example-privacy.json")
+
+
+def _step_ledger(folder: Path, budget: Budget) -> StepLedger:
+    return StepLedger(folder / "example-privacy.json", budget, beside=Ledger(folder / "privacy.json"))
+
+
+# What trains and evaluates one client, on inputs and with a loss that may depend on all clients'
+# examples.
+
+
+class Trainer:
+    """One client's own :class:`~fedclade.training.SimulatedClients`, made anew when the sums of all clients change.
+
+    Columns that have means were scaled by those of the clients whose data is here, so they need the sums: others are
+    elsewhere. So do balanced weights of labels.
+    """
+
+    def __init__(self, federation: Federation, task: Task, make: Callable[[Federation, FittedTask], SimulatedClients]):
+        self._federation, self._asked, self._make = federation, task, make
+        schema, columns = federation.pool.schema, federation.pool.columns
+        self.task = task.of(schema)
+        self.workers = make(federation, self.task)
+        labels = (schema.labels or 0) if self.task.balanced else 0
+        self.needs = StatisticsQuery(federation.ids, columns is not None and columns.mean is not None, labels)
+        self._taken: Mapping[str, Any] = {}
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether it needs to know what all clients' examples come to."""
+        return self.needs.inputs or self.needs.labels > 0
+
+    def take(self, values: Mapping[str, Any]) -> None:
+        """Take what all clients' examples come to, from a query; an UpdateError if that is not there."""
+        columns = self._federation.pool.x.shape[1] if self.needs.inputs else 0
+        found = read_statistics(values, columns, self.needs.labels)
+        if as_values(found) == self._taken:
+            return
+        federation = rescaled(self._federation, found) if columns else self._federation
+        self.task = self._asked.of(federation.pool.schema, found.labels if self.needs.labels else None)
+        self.workers, self._taken = self._make(federation, self.task), as_values(found)
+
 
 _log = logging.getLogger(__name__)
 
@@ -472,7 +635,7 @@ class ClientHandler:
         return wire.record({"round": content.get("round", int), "shifted": bool(shifted[0])})
 
     def _descriptors(self, content: Content) -> RecordDict:
-        query = descriptors.read_query(self._data.id, self._models(content, ["model"])[0], content)
+        query = training_asked.read_descriptor_query(self._data.id, self._models(content, ["model"])[0], content)
         self._policy.check_descriptor(self._reported_examples, query.shape(self._federation.pool.schema)[1])
         return wire.record({}, {"descriptor": wire.raw_vector(self._clients().ask(query).flatten())})
 

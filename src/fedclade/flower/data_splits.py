@@ -31,8 +31,7 @@ from numpy.typing import NDArray
 
 from fedclade.core import LocalTraining, PolicyError, Round
 from fedclade.flower.lasting_record import LastingRecord, RecordKind
-from fedclade.flower.policy import Policy
-from fedclade.flower.usage import Usage, UsageLog
+from fedclade.flower.policy import Policy, Usage, UsageLog
 from fedclade.flower.wire import Content
 
 FILE = "splits.json"  # in the client's folder

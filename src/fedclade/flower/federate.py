@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
 import torch
+from flwr.app import MessageType
 from flwr.serverapp import Grid
-from torch import nn
+from torch import Tensor, nn
 
 from fedclade.algorithms import Algorithm, build_algorithm
 from fedclade.channel import (
@@ -29,21 +31,28 @@ from fedclade.channel import (
     check_local,
     server_side,
 )
-from fedclade.core import ConfigError, DataSpec, Layout, StatisticsQuery, checked, owner_only, require
+from fedclade.core import (
+    LARGEST_NORM,
+    ConfigError,
+    DataSpec,
+    Layout,
+    StatisticsQuery,
+    UpdateError,
+    checked,
+    owner_only,
+    require,
+)
 from fedclade.data import DataSchema, read_declared
 from fedclade.flower import wire
-from fedclade.flower.admission import Identity
-from fedclade.flower.connected import ConnectedClients
 from fedclade.flower.exchange import Exchange
-from fedclade.flower.grid_clients import GridClients
-from fedclade.flower.initial_models import drawn_by_clients
-from fedclade.flower.keys import read_keys
+from fedclade.flower.grid_clients import ConnectedClients, GridClients
 from fedclade.flower.newcomers import NewcomerLimit
 from fedclade.flower.node_registry import NodeRegistry
-from fedclade.flower.secure.fits import announcement, check_sums, with_signs
+from fedclade.flower.registration import Identity
 from fedclade.flower.secure.norms import NormsByRound
-from fedclade.flower.secure.setting import SecureAggregation
-from fedclade.flower.secure.terms import SecureRules
+from fedclade.flower.secure.terms import SecureAggregation, SecureRules, announcement, check_sums, with_signs
+from fedclade.flower.signing import read_keys
+from fedclade.flower.wire import Content
 from fedclade.runs import (
     Backend,
     Callback,
@@ -64,6 +73,65 @@ from fedclade.runs import (
     target_of,
 )
 from fedclade.training import default_memory, float32_products, memory_bytes, smallest_batch_for
+
+# Initial models that clients draw from the secret that they share, so that the server does not know
+# them.
+
+
+def drawn_by_clients(clients: GridClients, count: int) -> Tensor:
+    """Return the initial models ``[count, S]`` that clients draw from their secret; an UpdateError if none answers.
+
+    All draw the same. So each is asked for a digest of what it draws, and one of those that agree with most for the
+    models themselves: a client that would like others has no say.
+    """
+    why: dict[int, str] = {}
+    contents = dict.fromkeys(clients.ids, clients.content("initial", {"models": count, "digest": True}))
+
+    def read(client: int, content: Content) -> str:
+        return content.get("digest", str)
+
+    drawn = dict(clients.request(contents, MessageType.QUERY, "initial models", read, why))
+    votes = Counter(drawn[client] for client in sorted(drawn))
+    for digest, agreeing in votes.most_common():  # of as many, that of the client with the lowest number
+        for client in sorted(client for client in drawn if drawn[client] == digest):
+            try:
+                models = _drawn_by(client, clients, count, digest)
+            except UpdateError as error:
+                why[client] = str(error)
+                continue
+            if others := sorted(other for other in drawn if drawn[other] != digest):
+                _log.warning(
+                    "%d of %d clients draw the same initial model, which is taken; clients %s draw another: they "
+                    "run another version, or do not tell the truth",
+                    *(agreeing, len(drawn), ", ".join(map(str, others))),
+                )
+            return models
+    reasons = "; ".join(f"client {client}: {reason}" for client, reason in sorted(why.items()))
+    raise UpdateError(f"no client sent the initial model: {reasons}")
+
+
+def _drawn_by(client: int, clients: GridClients, count: int, digest: str) -> Tensor:
+    """Return the initial models that one client draws, which must be finite, and those of the digest."""
+    shape, dtype, names = (clients.layout.size,), clients.layout.dtype, [str(k) for k in range(count)]
+    contents = {client: clients.content("initial", {"models": count, "digest": False})}
+    largest = count * clients.layout.size * dtype.itemsize
+
+    def read(client: int, content: Content) -> Tensor:
+        content.has_only(names)
+        data = [content.vector(name) for name in names]
+        if (sent := wire.digest(b"".join(data))) != digest:
+            raise UpdateError(f"initial models of digest {sent}, said to be {digest}")
+        vectors = zip(names, data, strict=True)
+        models = torch.stack([wire.read_vector(each, shape, dtype, f"model {name}") for name, each in vectors])
+        if not bool((models.norm(dim=1) <= LARGEST_NORM).all()):  # as NaN is not
+            raise UpdateError(f"initial models that are not finite, or of norms above {LARGEST_NORM:g}")
+        return models
+
+    why: dict[int, str] = {}
+    for _, models in clients.request(contents, MessageType.QUERY, "initial models", read, why, largest):
+        return models
+    raise UpdateError(why[client])
+
 
 _log = logging.getLogger(__name__)
 

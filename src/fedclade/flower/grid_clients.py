@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from flwr.app import Array, MessageType, RecordDict
 from torch import Tensor
 
-from fedclade.channel import ENCODINGS, Sketch, encoded_bytes
+from fedclade.algorithms import Algorithm, State
+from fedclade.channel import ENCODINGS, Channel, Sketch, encoded_bytes
 from fedclade.core import (
     DROPPED_OUT,
     FORBIDS,
+    NOT_ASKED,
     OWN,
     TOO_LATE,
     ChoiceQuery,
+    Clients,
     DescriptorQuery,
+    Disconnected,
     Evaluation,
     EvaluationQuery,
+    Event,
     Layout,
+    ParameterTree,
+    Reconnected,
+    Refused,
+    Round,
     ShiftQuery,
     Split,
     Statistics,
@@ -30,10 +41,10 @@ from fedclade.core import (
     UpdateError,
     UpdateQuery,
     Updates,
+    Waiting,
     Workers,
 )
-from fedclade.flower import descriptors, shifts, wire
-from fedclade.flower.backoff import Backoff
+from fedclade.flower import training_asked, wire
 from fedclade.flower.exchange import AT_ONCE, Exchange
 from fedclade.flower.models_sent import ModelsSent, as_values, length_of, of_mixture, training_values
 from fedclade.flower.node_registry import NodeRegistry
@@ -49,13 +60,154 @@ from fedclade.flower.replies import (
     read_scores,
     read_update,
     read_wins,
+    summed,
 )
 from fedclade.flower.secure.rounds import secure_updates
-from fedclade.flower.secure.setting import Members, SecureAggregation
-from fedclade.flower.statistics import summed
-from fedclade.flower.update_buffer import UpdateBuffer
+from fedclade.flower.secure.terms import Members, SecureAggregation
 from fedclade.flower.wire import Content
+from fedclade.runs import ComingAndGoing
 from fedclade.tasks import FittedTask
+
+# Clients of a network, as an algorithm sees them: new ones are admitted, those that are gone are
+# left out.
+
+_log = logging.getLogger(__name__)
+
+
+class ConnectedClients(Channel, ComingAndGoing):
+    """Clients that may join before any round, and may be gone for a while or for good.
+
+    A client that is gone stays in its cluster: it is left out of rounds without a wait, and takes part again as soon as
+    it is back. If none is connected, the round waits. The registry is saved in the folder of the run, if it has one.
+    """
+
+    def __init__(self, clients: Clients, registry: NodeRegistry, folder: Path | None, wait: float) -> None:
+        super().__init__(clients)
+        self._registry = registry
+        self._folder = folder
+        self._wait = wait
+
+    def begin(self, algorithm: Algorithm, state: State, this_round: Round) -> tuple[State, list[Event]]:
+        """Begin a round: add the clients that have joined; return the next state and the events."""
+        self._registry.begin(this_round.number)
+        if not self._registry.connected:
+            self._registry.wait(1, self._wait)
+        changes = self._registry.changes()
+        if self._folder is not None:
+            self._registry.save(self._folder)
+        events: list[Event] = [
+            happened(0, tuple(clients))
+            for happened, clients in ((Disconnected, changes.disconnected), (Reconnected, changes.reconnected))
+            if clients
+        ]
+        if changes.refused:
+            events.append(Refused(0, dict(changes.refused)))
+        if changes.postponed:
+            events.append(Waiting(0, tuple(changes.postponed)))
+            _log.warning(
+                "%d newcomers wait for a later round, as network.newcomers = %g allows no more at once; list the keys "
+                "of the clients in network.keys, or raise it",
+                len(changes.postponed),
+                self._registry.newcomers,
+            )
+        known = state.tree.leaf_of
+        if new := [client for client in self.ids if client not in known]:
+            state, joined = algorithm.join(state, new, self, this_round)
+            events += joined
+        return state, events
+
+    def stay(self, number: int, tree: ParameterTree) -> None:
+        """See which clients are connected, of those that are in the run; wait for one if none is."""
+        if not self._registry.wait_for_any(self._wait):
+            raise UpdateError(
+                f"round {number}, the last, was not evaluated, and no client is connected within {self._wait:g} s; "
+                "start the SuperNodes and the ServerApp, with network.finish = true"
+            )
+
+
+# Clients that are not queried for a while, since they were too late the last time.
+
+LONGEST = 32  # queries that skip a client, at most, between two that do not
+
+
+class Backoff:
+    """A client that is too late is skipped by the next query; late again, by the next 2, then 4, 8, up to 32.
+
+    Otherwise one that hangs would cost the whole deadline at every query. It is counted in queries that would have
+    been put to it, and not in seconds, so that a run does not depend on its speed.
+    """
+
+    def __init__(self) -> None:
+        self._late: dict[int, int] = {}  # how often in a row each was too late
+        self._skips: dict[int, int] = {}  # queries that are still to skip each
+
+    def skipped(self, clients: Collection[int], connected: Collection[int]) -> dict[int, str]:
+        """Return which of the clients this query skips, and why; none if all that are connected would be."""
+        if all(self._skips.get(client, 0) for client in connected):
+            return {}
+        skipped = [client for client in clients if self._skips.get(client, 0)]
+        for client in skipped:
+            self._skips[client] -= 1
+        return {client: f"{NOT_ASKED}, as it was too late the last {self._times(client)}" for client in skipped}
+
+    def late(self, client: int) -> None:
+        """Note that a client was too late."""
+        self._late[client] = self._late.get(client, 0) + 1
+        self._skips[client] = min(LONGEST, 2 ** (self._late[client] - 1))
+
+    def reset(self, client: int) -> None:
+        """Note that a client has answered, or is gone."""
+        self._late.pop(client, None)
+        self._skips.pop(client, None)
+
+    def _times(self, client: int) -> str:
+        return "time" if self._late[client] == 1 else f"{self._late[client]} times"
+
+
+# Updates as they arrive over a network, one by one: copied into one tensor, and checked together.
+
+
+class UpdateBuffer:
+    """Room for the updates of some clients: each is copied into its row as it arrives, so that none is kept twice.
+
+    They are checked together, which takes a fraction of the time of one after the other. ``rows`` and ``length`` are
+    how many there is room for, and how long each is; they get the type of ``models``, which the clients were sent.
+    """
+
+    def __init__(self, rows: int, length: int, models: Tensor) -> None:
+        self._deltas = models.new_empty(rows, length)
+        self._reply_of: dict[int, tuple[int, int, float | None]] = {}  # client, size and loss by row
+        self._component_of: dict[int, int] = {}  # by client, of a mixture
+
+    @property
+    def full(self) -> bool:
+        """Whether every row is filled."""
+        return len(self._reply_of) == len(self._deltas)
+
+    def put(self, client: int, reply: UpdateReply, row: int | None = None) -> None:
+        """Copy an update into the row given, or the next."""
+        row = len(self._reply_of) if row is None else row
+        self._deltas[row] = reply.update
+        self._reply_of[row] = (client, reply.size, reply.loss)
+        if reply.component is not None:
+            self._component_of[client] = reply.component
+
+    def checked(self, n_parameters: int, number: int) -> Updates:
+        """Return the usable updates of a round by rows. Losses that clients withhold are NaN."""
+        rows = sorted(self._reply_of)
+        deltas = self._deltas if self.full else self._deltas[rows]
+        replies = [self._reply_of[row] for row in rows]
+        ids, sizes = [client for client, *_ in replies], [size for _, size, _ in replies]
+        losses = torch.tensor([0.0 if loss is None else loss for *_, loss in replies], dtype=torch.float64)
+        updates = Updates.received(ids, sizes, deltas, n_parameters, losses, number)
+        if self._component_of:
+            updates = replace(updates, components=torch.tensor([self._component_of[client] for client in updates.ids]))
+        withheld = {client for client, _, loss in replies if loss is None}
+        if not withheld:
+            return updates
+        hidden = torch.tensor([client in withheld for client in updates.ids], dtype=torch.bool)
+        return replace(updates, losses=updates.losses.masked_fill(hidden, torch.nan))
+
 
 T = TypeVar("T")
 
@@ -247,13 +399,15 @@ class GridClients(Workers):
     def handle_shifts(self, query: ShiftQuery) -> Tensor:
         """Let each client compare its labels with those of before; who does not answer has not shifted."""
         query.labels(self._registry.clients.schema)
-        content, connected = self.content("shifts", shifts.described(query)), len(self._registry.connected)
-        return shifts.asked(query, content, self.request, connected)
+        content = self.content("shifts", training_asked.describe_shift_query(query))
+        connected = len(self._registry.connected)
+        return training_asked.ask_for_shifts(query, content, self.request, connected)
 
     def handle_descriptors(self, query: DescriptorQuery) -> Tensor:
         """Let each client describe its training data; those of a client that does not answer are all zeros."""
-        content = self.content("descriptors", descriptors.as_values(query), {"model": wire.raw_vector(query.model)})
-        return descriptors.asked(query, content, self.request, self._registry)
+        values = training_asked.describe_descriptor_query(query)
+        content = self.content("descriptors", values, {"model": wire.raw_vector(query.model)})
+        return training_asked.ask_for_descriptors(query, content, self.request, self._registry)
 
     def content(self, kind: str, values: Mapping[str, Any], vectors: Mapping[str, Array] | None = None) -> RecordDict:
         """Return the content of a request of a kind about this model."""

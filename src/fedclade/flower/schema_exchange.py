@@ -13,9 +13,9 @@ from flwr.app import RecordDict
 from fedclade.core import FORBIDS, ConfigError, PolicyError, UpdateError
 from fedclade.data import DataSchema, Pool, Proposal, SchemaError
 from fedclade.flower import wire
-from fedclade.flower.keys import Key
 from fedclade.flower.policy import Policy
 from fedclade.flower.replies import MOST_EXAMPLES
+from fedclade.flower.signing import Key
 from fedclade.flower.wire import Content, clean, shown
 
 LONGEST_PROPOSAL = 900_000

@@ -3,9 +3,8 @@
 Runs, the network and reports import it; it imports :mod:`fedclade.core` alone.
 """
 
-from fedclade.models.adapter_files import load_adapter, save_adapter
 from fedclade.models.build import FROM_DATA, MODELS, Model, build_model, check_widths, model_factory
-from fedclade.models.lora import LoRA, LoRALinear
+from fedclade.models.lora import LoRA, LoRALinear, load_adapter, save_adapter
 from fedclade.models.parts import PARTS, Parts, Preset, freeze
 
 __all__ = [

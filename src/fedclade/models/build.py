@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 from fedclade.core import (
     ConfigError,
@@ -23,9 +25,197 @@ from fedclade.core import (
     shown,
     unknown,
 )
-from fedclade.models.convolutional import cifar_cnn, cnn, lenet
-from fedclade.models.dense import mclr, mlp
-from fedclade.models.recurrent import lstm, vector_lstm
+
+# Models for images.
+
+
+def cnn(input_shape: tuple[int, ...], outputs: int, *, hidden: int = 512) -> nn.Module:
+    """Return FL+HC's network: two 5×5 convolutions of 32 and 64 channels, each with a 2×2 max-pool, then a dense layer.
+
+    582,026 parameters on MNIST.
+
+    Raises
+    ------
+    ModelError
+        If images are smaller than 16 pixels.
+    """
+    channels, height, width = _image(input_shape, smallest=16)
+    left = (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2)
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 32, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(64 * left, hidden), nn.ReLU(), nn.Linear(hidden, outputs)),
+    )
+
+
+def lenet(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """Return LeNet-5 with average pools, as FLUX and ANDA have it: 5×5 convolutions of 6 and 16 channels, three layers.
+
+    61,706 parameters on MNIST, 62,006 with three channels, 83,126 on CIFAR-10.
+
+    Raises
+    ------
+    ModelError
+        If images are smaller than 12 pixels.
+    """
+    channels, height, width = _image(input_shape, smallest=12)
+    left = ((height // 2 - 4) // 2) * ((width // 2 - 4) // 2)
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 6, 5, padding=2), nn.ReLU(), nn.AvgPool2d(2)),
+        *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.AvgPool2d(2)),
+        *(nn.Flatten(), nn.Linear(16 * left, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, outputs)),
+    )
+
+
+def cifar_cnn(input_shape: tuple[int, ...], outputs: int, *, width: int = 32) -> nn.Module:
+    """Return a network of five layers: 3×3 convolutions of 1, 2 and 2 times ``width`` channels, then two dense layers.
+
+    The CFL papers say "5-layer convolutional network" and no more; this one has 321,290 parameters on CIFAR-10.
+
+    Raises
+    ------
+    ModelError
+        If images are smaller than 8 pixels.
+    """
+    channels, rows, columns = _image(input_shape, smallest=8)
+    return nn.Sequential(
+        *(nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(width, 2 * width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(2 * width, 2 * width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(2 * width * (rows // 8) * (columns // 8), 8 * width), nn.ReLU()),
+        nn.Linear(8 * width, outputs),
+    )
+
+
+def _image(input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
+    if len(input_shape) != 3 or min(input_shape[1:]) < smallest:
+        raise ModelError(
+            f"a convolutional model takes images [channels, height, width] of at least {smallest} pixels a side, "
+            f"got input shape {input_shape}; use 'mlp' or 'mclr'"
+        )
+    channels, height, width = input_shape
+    return channels, height, width
+
+
+# Models made of matrix products.
+
+
+def mclr(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """Return multinomial logistic regression: 7,850 parameters on MNIST (FedGroup, Table II)."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), outputs))
+
+
+def mlp(input_shape: tuple[int, ...], outputs: int, *, hidden: int = 128) -> nn.Module:
+    """Return a perceptron with one hidden layer.
+
+    101,770 parameters on MNIST with 128 hidden units, 415,258 on FEMNIST's 26 letters with 512 (FedGroup, Table II).
+    """
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+
+
+# Models for text.
+
+
+def lstm(
+    outputs: int, task: str, vocabulary_size: int, *, embedding: int = 64, hidden: int = 128, dense: int = 30
+) -> nn.Module:
+    """Return a two-layer LSTM over words: a language model, or a classifier of the whole text.
+
+    Raises
+    ------
+    ModelError
+        If the data is not text.
+    """
+    if vocabulary_size == 0:
+        raise ModelError("'lstm' takes tokens, but the data is not text; use 'mclr', 'mlp' or 'cnn'")
+    if task == "language":
+        return WordLSTM(vocabulary_size, outputs, embedding, hidden)
+    return TextClassifier(vocabulary_size, outputs, embedding, hidden, dense)
+
+
+def vector_lstm(input_shape: tuple[int, ...], outputs: int, *, hidden: int = 100, dense: int = 30) -> nn.Module:
+    """Return a two-layer LSTM over word vectors that classifies a text (Sent140 in FedProx and FedGroup).
+
+    243,861 parameters for two labels and vectors of 300 numbers, as FedGroup's Table II has it.
+
+    Raises
+    ------
+    ModelError
+        If the data is not sequences of vectors.
+    """
+    if len(input_shape) != 2:
+        raise ModelError(
+            f"'vector_lstm' takes sequences of vectors, got input shape {input_shape}; give the data word vectors, as "
+            "by sent140's vectors = 'glove.6B.300d.txt', or take 'lstm'"
+        )
+    return VectorClassifier(input_shape[1], outputs, hidden, dense)
+
+
+class VectorClassifier(nn.Module):
+    """Classifies a sequence of vectors by the state behind its last place, padding included, as FedProx's code does.
+
+    Vectors ``[n, T, d]`` to logits ``[n, outputs]``. There is one vector of biases for each layer of the LSTM, which
+    torch's has twice: they are the weights of an input that is always 1, for the forget gate from 1 on. The first label
+    has logit 0: of two labels that leaves one number, as before a sigmoid.
+    """
+
+    def __init__(self, width: int, outputs: int, hidden: int, dense: int) -> None:
+        super().__init__()
+        self.first = nn.LSTM(width + 1, hidden, bias=False, batch_first=True)
+        self.second = nn.LSTM(hidden + 1, hidden, bias=False, batch_first=True)
+        for layer in (self.first, self.second):
+            biases = torch.zeros(4, hidden)
+            biases[1] = 1.0  # torch's gates are input, forget, cell, output
+            with torch.no_grad():
+                layer.get_parameter("weight_ih_l0")[:, -1] = biases.flatten()
+        self.dense = nn.Linear(hidden, dense)
+        self.output = nn.Linear(dense, outputs - 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of the labels."""
+        for layer in (self.first, self.second):
+            x = layer(functional.pad(x, (0, 1), value=1.0))[0]
+        return functional.pad(self.output(self.dense(x[:, -1])), (1, 0))
+
+
+class WordLSTM(nn.Module):
+    """Predicts the next word at every place, as in CFL's Ag-News experiment (section VI-C).
+
+    Tokens ``[n, T]`` to logits ``[n, T, outputs]``.
+    """
+
+    def __init__(self, vocabulary_size: int, outputs: int, embedding: int, hidden: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary_size, embedding)
+        self.lstm = nn.LSTM(embedding, hidden, num_layers=2, batch_first=True)
+        self.output = nn.Linear(hidden, outputs)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the logits of the next words."""
+        return self.output(self.lstm(self.embedding(tokens))[0])
+
+
+class TextClassifier(nn.Module):
+    """Classifies a text from the state behind its last word, as in FedGroup's Sent140 experiment (Table II).
+
+    Tokens ``[n, T]``, padded with 0 at the end, to logits ``[n, outputs]``. The paper's embedding is a frozen GloVe
+    (:func:`vector_lstm`); this one is trained.
+    """
+
+    def __init__(self, vocabulary_size: int, outputs: int, embedding: int, hidden: int, dense: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary_size, embedding)
+        self.lstm = nn.LSTM(embedding, hidden, num_layers=2, batch_first=True)
+        self.dense = nn.Linear(hidden, dense)
+        self.output = nn.Linear(dense, outputs)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the logits of the labels."""
+        states = self.lstm(self.embedding(tokens))[0]
+        last = (tokens != 0).sum(1).clamp(min=1) - 1
+        final = states[torch.arange(len(tokens), device=tokens.device), last]
+        return self.output(torch.relu(self.dense(final)))
+
 
 Factory = Callable[..., object]
 """What it returns is checked: a user's own may return anything."""

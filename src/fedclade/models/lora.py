@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import json
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedclade.core import ConfigError, checked, fitting, matching, require, shown
+from fedclade.core import ConfigError, ModelError, checked, fitting, matching, require, shown, write_tensors
 
 
 @checked()
@@ -104,3 +111,104 @@ class LoRALinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return what the layer gives, and what the pair adds."""
         return self.base_layer(x) + self.scaling * self.lora_B(self.lora_A(x))
+
+
+# Adapters as files in peft's format: ``adapter_model.safetensors`` and ``adapter_config.json``.
+
+PREFIX = "base_model.model."
+"""How peft's names begin: the model is wrapped twice."""
+
+NAME_OF_ADAPTER = re.compile(r"(?<=\.lora_[AB])\.[^.]+(?=\.weight$)|\.modules_to_save\.[^.]+(?=\.)")
+"""What peft's parameters are called in memory and not in a file."""
+
+PLAIN: Mapping[str, tuple[Any, ...]] = {
+    **{"peft_type": ("LORA",), "bias": ("none",), "layers_to_transform": (None,), "fan_in_fan_out": (False,)},
+    **dict.fromkeys(("use_dora", "use_rslora", "use_qalora", "lora_bias"), (False, None)),
+    **{name: ({}, None) for name in ("rank_pattern", "alpha_pattern")},
+}
+"""Keys of peft's config that have to be so, where they are there: all else is LoRA of another kind."""
+
+
+@checked()
+def save_adapter(
+    folder: str | Path, tensors: Mapping[str, Tensor], alpha: float, header: Mapping[str, str] | None = None
+) -> Path:
+    """Write an adapter as peft does, for ``peft.PeftModel.from_pretrained`` and :func:`load_adapter`.
+
+    Parameters
+    ----------
+    folder
+        To make, or to write into.
+    tensors
+        What is trained, by name: ``...lora_A.weight``, ``...lora_B.weight``, and parameters of other layers. Such as
+        ``layout.unflatten(vector)`` of a run's :class:`~fedclade.core.Layout`. The names may be those of a PeftModel.
+    alpha
+        α of the low-rank pairs.
+    header
+        What to write into the header of the file besides.
+
+    Raises
+    ------
+    ModelError
+        If there are no low-rank pairs among the tensors, or some of another rank.
+    """
+    named = {NAME_OF_ADAPTER.sub("", name.removeprefix(PREFIX)): tensor for name, tensor in tensors.items()}
+    pairs = {name.removesuffix(".lora_A.weight"): t for name, t in named.items() if name.endswith(".lora_A.weight")}
+    others = {name.rpartition(".")[0] for name in named if ".lora_" not in name}
+    ranks = sorted({len(tensor) for tensor in pairs.values()})
+    if len(ranks) != 1:
+        raise ModelError(f"an adapter has low-rank pairs lora_A and lora_B of one rank, got ranks {ranks}")
+    config = {
+        **{"peft_type": "LORA", "r": ranks[0], "lora_alpha": alpha, "lora_dropout": 0.0, "bias": "none"},
+        **{"target_modules": sorted(pairs), "modules_to_save": sorted(others) or None},
+        **{"task_type": None, "base_model_name_or_path": None, "inference_mode": True, "fan_in_fan_out": False},
+        **{"init_lora_weights": True, "use_rslora": False, "use_dora": False},
+    }
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    copies = {f"{PREFIX}{name}": tensor.detach().cpu().clone().contiguous() for name, tensor in named.items()}
+    write_tensors(path / "adapter_model.safetensors", copies, {"format": "pt", **(header or {})})
+    (path / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    return path
+
+
+@checked()
+def load_adapter(folder: str | Path, base: nn.Module) -> nn.Module:
+    """Return a copy of a model with the adapter of a folder, as peft or :func:`save_adapter` wrote it.
+
+    The base rests, and what the adapter has is trained: so it is a model for :func:`fedclade.simulate` to begin with.
+
+    Raises
+    ------
+    ModelError
+        If the folder holds no such adapter, or one of another model or another kind than LoRA's plain one.
+    """
+    path = Path(folder)
+    try:
+        config = json.loads((path / "adapter_config.json").read_text())
+        tensors = load_file(path / "adapter_model.safetensors")
+        rank, alpha, targets = int(config["r"]), float(config["lora_alpha"]), config["target_modules"]
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise ModelError(f"no adapter can be read from {path}: {type(error).__name__}: {error}") from error
+    for key, values in PLAIN.items():
+        if key in config and config[key] not in values:
+            raise ModelError(f"the adapter in {path} has {key} = {shown(config[key])}, expected {values[0]!r}")
+    if not isinstance(targets, list):  # a regular expression
+        raise ModelError(f"the adapter in {path} should list its target_modules, got {shown(targets)}")
+    module = copy.deepcopy(base)
+    dense = [name for name, layer in module.named_modules() if name and type(layer) is nn.Linear]
+    named = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
+    adapted = tuple(name for name in dense if f"{name}.lora_A.weight" in named)
+    others = tuple(name for name, _ in module.named_parameters(remove_duplicate=False) if name in named)
+    LoRA(targets=adapted or tuple(targets), rank=rank, alpha=alpha, train=others).added_to(module)
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    missing = [name for name, p in parameters.items() if p.requires_grad and name not in named]
+    if strange := [*(name for name in named if name not in parameters), *missing]:
+        raise ModelError(f"the adapter in {path} does not fit the model: {shown(strange[0])} is in one of them alone")
+    with torch.no_grad():
+        for name, tensor in named.items():
+            if tensor.shape != parameters[name].shape:
+                shapes = tuple(tensor.shape), tuple(parameters[name].shape)
+                raise ModelError(f"the adapter in {path} has {name} of shape {shapes[0]}, the model {shapes[1]}")
+            parameters[name].copy_(tensor)
+    return module

@@ -7,19 +7,28 @@ command line, the network and the papers import it; it imports runs, and the roo
 from fedclade.report.citations import cite_name
 from fedclade.report.compare_methods import compare
 from fedclade.report.comparison import Comparison
-from fedclade.report.decisions import check_table, decision_tables, event_table
 from fedclade.report.estimates import ComparisonRow, Estimate
 from fedclade.report.figures import dendrogram_figure, norms_figure, save_figures, score_figure, similarity_figure
 from fedclade.report.formats import NONE, count, duration, percent, shortened, significant
-from fedclade.report.newcomers import newcomer_table
 from fedclade.report.notebook import html_of
 from fedclade.report.plots import plot_of
 from fedclade.report.progress import RunProgress, progress_bars
 from fedclade.report.score import Score, label_of
-from fedclade.report.show import add_figures, show_run, without_figures_if_need_be
 from fedclade.report.suite import SuiteComparison
-from fedclade.report.tables import cluster_table, run_table, tree_view
-from fedclade.report.terminal import Terminal, new_table
+from fedclade.report.tables import (
+    Terminal,
+    add_figures,
+    check_table,
+    cluster_table,
+    decision_tables,
+    event_table,
+    new_table,
+    newcomer_table,
+    run_table,
+    show_run,
+    tree_view,
+    without_figures_if_need_be,
+)
 
 __all__ = [
     "NONE",

@@ -13,8 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedclade.core import ConfigError, checked, shown
-from fedclade.report.comparison_figures import comparison_figure
-from fedclade.report.comparison_files import ComparisonFiles, csv_table, markdown_table
+from fedclade.report.comparison_files import ComparisonFiles, comparison_figure, csv_table, markdown_table
 from fedclade.report.estimates import (
     BASELINES,
     DISPENSABLE,
@@ -31,7 +30,7 @@ from fedclade.report.estimates import (
 from fedclade.report.formats import count
 from fedclade.report.plots import comparison_plot
 from fedclade.report.score import Score, Scored, compared_by, in_common
-from fedclade.report.terminal import new_table
+from fedclade.report.tables import new_table
 from fedclade.runs import Run, data_frame
 from fedclade.tasks import gap_closed
 

@@ -11,8 +11,13 @@ import numpy as np
 
 from fedclade.report import queries, style
 from fedclade.report.colours import palette
-from fedclade.report.curves import norms_picture, score_picture
-from fedclade.report.dendrogram import clustering_step, dendrogram_picture
+from fedclade.report.curves import (
+    clustering_step,
+    dendrogram_picture,
+    norms_picture,
+    score_picture,
+    similarity_pictures,
+)
 from fedclade.report.formats import count
 from fedclade.report.picture import (
     Axis,
@@ -30,7 +35,6 @@ from fedclade.report.picture import (
 )
 from fedclade.report.run_view import RunView
 from fedclade.report.score import Score
-from fedclade.report.similarity import similarity_pictures
 from fedclade.runs import Run
 
 if TYPE_CHECKING:

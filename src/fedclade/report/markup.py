@@ -14,7 +14,7 @@ from rich.tree import Tree
 
 from fedclade.report.colours import palette
 from fedclade.report.page.section import Card
-from fedclade.report.terminal import visible
+from fedclade.report.tables import visible
 
 SEEN = palette(night=True)
 """Colours that stand out from a dark ground, and do so from a light one as well."""

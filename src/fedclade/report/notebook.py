@@ -15,7 +15,7 @@ from fedclade.report import markup, queries
 from fedclade.report.comparison import Comparison
 from fedclade.report.estimates import BASELINES, WORDS, Estimate
 from fedclade.report.formats import NONE, count
-from fedclade.report.page.cards import run_cards
+from fedclade.report.page.one_run import run_cards
 from fedclade.report.page.section import Card
 from fedclade.report.run_view import RunView
 from fedclade.report.suite import SuiteComparison

@@ -5,10 +5,16 @@ Everything here is a `rich` renderable: coloured in a terminal, plain text anywh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
@@ -16,26 +22,212 @@ from rich.tree import Tree
 from fedclade.core import (
     DROPPED_OUT,
     TOO_LATE,
+    Check,
+    Checked,
+    Clustered,
+    ClusterSplit,
     Disconnected,
+    FedcladeError,
     LeftOut,
     Limited,
     Node,
     ParameterTree,
     Reconnected,
     Refused,
+    Regrouped,
+    Rejected,
     SumClipped,
     SumRejected,
     SumUnguarded,
+    Tested,
     Withheld,
 )
-from fedclade.report import outcome as outcomes
 from fedclade.report import queries
-from fedclade.report.decisions import criterion_text
+from fedclade.report import run_view as outcomes
+from fedclade.report.figures import save_figures
 from fedclade.report.formats import count, duration, number, percent, shortened, traffic
-from fedclade.report.outcome import Outcome
+from fedclade.report.run_view import Outcome
 from fedclade.report.score import Score
-from fedclade.report.terminal import new_table
-from fedclade.runs import Run, events_of
+from fedclade.runs import Newcomers, Run, events_of, score_columns
+from fedclade.tasks import RIGHT
+
+# Terminals as commands and servers print to, and their tables: text of others is shown there, and
+# does nothing.
+
+_HIDDEN = dict.fromkeys(
+    # But for tab and new line; then the characters that turn the direction of what follows.
+    [*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F]
+)
+
+
+def visible(text: str) -> str:
+    r"""Return a text without the characters that a terminal obeys: those that move, colour, ring or turn around.
+
+    >>> visible("client \x1b[31m7\x07")
+    'client [31m7'
+    """
+    return text.translate(_HIDDEN)
+
+
+class Terminal(Console):
+    """A console that lets through no control characters but its own, whoever named a client or wrote an error."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render something in parts, of which those with text are only that."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(visible(segment.text), segment.style)
+
+
+def new_table(title: str, **changes: Any) -> Table:
+    """Return an empty table with the look that all share, and no more lines than it needs."""
+    look: dict[str, Any] = {"box": box.SIMPLE_HEAD, "header_style": "bold cyan", "pad_edge": False}
+    look |= {"title_justify": "left", "caption_justify": "left", **changes}
+    return Table(title=Text(title, style="bold") if title else None, **look)
+
+
+# What was decided about clusters in a run, as tables: splits and their criteria, steps of
+# clustering, checks.
+
+CRITERIA = {
+    "mean_norm": "mean norm",
+    "max_norm": "max norm",
+    "alpha_cross_max": "α cross max",
+    "gamma_bound": "γ bound",
+}
+"""The numbers that a split is decided by, and what to call them."""
+
+OF_TESTS = {"p_value": "p", "gain": "gain"}
+"""The same where a test decides."""
+
+CHECK_COLUMNS = ("round", "clusters", "p", "needed", "gain", "gain before", "median γ")
+
+
+def decision_tables(run: Run) -> list[Table]:
+    """Return the tables of what was decided in a run about clusters: splits, checks; none where there was nothing."""
+    tables = [event_table(run)] if events_of(run.events, ClusterSplit, Rejected) else []
+    return [*tables, check_table(run)] if events_of(run.events, Tested, Checked, Regrouped) else tables
+
+
+def event_table(run: Run) -> Table:
+    """Return the splits of a run, and the criteria by which they were decided (CFL eqs. 25, 32, 33 and 39)."""
+    splits, table = events_of(run.events, ClusterSplit), new_table("Splits")
+    decided_by = OF_TESTS if any(split.p_value is not None for _, split in splits) else CRITERIA
+    for column in ("round", "node", "into", "sizes", *decided_by.values()):
+        table.add_column(column, justify="left" if column in ("into", "sizes") else "right", no_wrap=True)
+    for at, split in splits:
+        into = " + ".join(str(child) for child in split.children)
+        # Of very many clients no similarities are kept, and their criteria are missing.
+        criteria = (criterion_text((key, getattr(split, key)))[1] for key in decided_by)
+        table.add_row(str(at), str(split.node), into, cluster_sizes(split), *criteria)
+    lines = [] if splits else ["No cluster was split."]
+    lines += [_clustering(at, step) for at, step in events_of(run.events, Clustered)]
+    if rejected := events_of(run.events, Rejected):
+        at, last = rejected[-1]
+        lines.append(f"{count(len(rejected), 'bi-partition')} rejected, the last in round {at}: {escape(last.because)}")
+    table.caption = "\n".join(lines) or None
+    return table
+
+
+def check_table(run: Run) -> Table:
+    """Return the checks of replicated clustering: what was found on parts of the data, and what was made of it."""
+    table = new_table("Checks")
+    for column in CHECK_COLUMNS:
+        table.add_column(column, justify="left" if column == "clusters" else "right", no_wrap=True)
+    for row in check_rows(events_of(run.events, Tested, Checked, Regrouped)):
+        table.add_row(*row)
+    return table
+
+
+def check_rows(checks: Sequence[tuple[int, Check]]) -> list[list[str]]:
+    """Return what a table says of checks with their rounds; those of which the same is said are in one row."""
+    alike = groupby(checks, key=lambda each: _check_cells(each[1]))
+    rounds = [(cells, [at for at, _ in together]) for cells, together in alike]
+    return [[f"{at[0]}–{at[-1]}, {len(at)} ×" if len(at) > 1 else str(at[0]), *cells] for cells, at in rounds]
+
+
+def _check_cells(check: Check) -> list[str]:
+    numbers = [f"{value:.2g}" for value in (check.p_value, check.level, check.gain, check.gain_before)]
+    return [clusters_text(check), *numbers, "∞" if check.gamma is None else number(check.gamma)]
+
+
+def clusters_text(check: Check) -> str:
+    """Return the sizes of a check's clusters, and what became of them."""
+    word = "now" if isinstance(check, Regrouped) else "found" if isinstance(check, Tested) else "still"
+    where = f" in node {check.node}" if check.node else ""
+    return f"{word} {cluster_sizes(check)}{where}"
+
+
+def cluster_sizes(event: ClusterSplit | Check, limit: int = 12) -> str:
+    """Return how many clients the clusters of an event have; beyond a limit, only how many more there are."""
+    sizes = [str(len(cluster)) for cluster in event.clusters[:limit]]
+    more = len(event.clusters) - limit
+    return " + ".join([*sizes, f"{more} more"] if more > 0 else sizes)
+
+
+def criterion_text(criterion: tuple[str, float]) -> tuple[str, str]:
+    """Return the name and the text of one number that a split was decided by."""
+    key, value = criterion
+    name = CRITERIA.get(key, key.removesuffix("_value").replace("_", " "))
+    return name, f"{value:.2g}" if key == "p_value" else number(value)
+
+
+def _clustering(at: int, step: Clustered) -> str:
+    """Say what a step of hierarchical clustering found."""
+    where = "not cut" if step.threshold is None else f"cut at {number(step.threshold)}"
+    found = f"{count(len(step.sizes), 'cluster')} by {step.metric} distance and {step.linkage} linkage"
+    if len(step.clients) < sum(step.sizes):
+        found += f" of {len(step.clients):,} clients drawn from {sum(step.sizes):,}"
+    return escape(f"Round {at}: {found}, {where}")
+
+
+# Newcomers in the terminal: where each went, by what, and what it is worth.
+
+
+def newcomer_table(newcomers: Newcomers, run: Run) -> Table:
+    """Return a line for each newcomer to a run, and their means in the last."""
+    table = new_table("Newcomers", show_footer=True)
+    summary, score = newcomers.summary, Score.named(newcomers.metric, run.summary)
+    by = next((row["by"] for row in newcomers.rows if row["by"]), "similarity")
+    table.add_column("client", footer="mean", no_wrap=True)
+    assigned = summary[RIGHT]
+    table.add_column("path", footer="" if assigned is None else f"assigned right {number(assigned)}")
+    for column in (by, "other side", "margin"):
+        table.add_column(escape(column), justify="right")
+    columns = score_columns(score.name)
+    for name, column in zip((score.label, "root", "own", "tuned"), columns, strict=True):
+        table.add_column(name, justify="right", no_wrap=True, footer=score.text(summary[column]))
+    for row in newcomers.rows:
+        cells = [escape(row["name"]), _path(row), _numbers(row["scores"]), _numbers(row["others"])]
+        table.add_row(*cells, number(row["margin"]), *(score.text(row[column]) for column in columns))
+    alone = count(summary["rounds_alone"], "round")
+    table.caption = f"own: trained alone for {alone}, as many as the run's; "
+    table.caption += "tuned: the model it got after one epoch on its data"
+    if without := summary["without_score"]:
+        table.caption += f"\n{_without_score(without, summary['newcomers'])}, and are left out of the means"
+    if summary["fit_nowhere"]:
+        misfits = count(summary["fit_nowhere"], "newcomer")
+        got = "the deepest node that still fits" if summary["only_fitting"] else "the leaf that they came to"
+        table.caption += f"\n{misfits} of {summary['newcomers']} fit nowhere, and got {got}"
+    return table
+
+
+def _without_score(without: int, newcomers: int) -> str:
+    have = "has" if without == 1 else "have"
+    return f"{without} of {count(newcomers, 'newcomer')} {have} no score: undefined for their test data"
+
+
+def _path(row: Mapping[str, Any]) -> Text:
+    text = Text(" > ".join(str(node) for node in row["path"]))
+    if not row["fits"]:
+        text.append(" fits nowhere", style="bold yellow")
+    if row["right"] is False:
+        text.append(" wrong", style="bold red")
+    return text
+
+
+def _numbers(values: Sequence[float | None]) -> str:
+    return " ".join(number(value) for value in values) if values else number(None)
+
 
 LIMIT = 40
 """So many clusters are listed; of the rest only the number is shown."""
@@ -281,3 +473,32 @@ def _purity(members: Sequence[int], truth: Mapping[int, int]) -> str:
 def _composition(members: Sequence[int], truth: Mapping[int, int]) -> str:
     """Write which true clusters are in a cluster, with the number of its clients in each: ``2 (5), 0 (1)``."""
     return shortened([f"{label} ({n})" for label, n in outcomes.composition(members, truth)], limit=6)
+
+
+# What a finished run shows on a terminal.
+
+
+@contextmanager
+def without_figures_if_need_be(console: Console) -> Generator[None]:
+    """Warn of figures that cannot be drawn or written in the block; nothing else is lost with them."""
+    try:
+        yield
+    except Exception as error:  # whatever it is: what the figures are of is finished and kept
+        reason = str(error) if isinstance(error, FedcladeError | OSError) else f"{type(error).__name__}: {error}"
+        console.print(Text.assemble(("no figures: ", "yellow"), reason), soft_wrap=True)
+
+
+def add_figures(run: Run, folder: Path, console: Console) -> bool:
+    """Draw the figures of a run folder, and return whether that was possible; why not is printed."""
+    with without_figures_if_need_be(console):
+        save_figures(run, folder / "figures")
+        return True
+    return False
+
+
+def show_run(run: Run, console: Console) -> None:
+    """Print the tables of a run: its figures, its splits or checks, its tree."""
+    console.print(run_table(run))
+    for table in decision_tables(run):
+        console.print(table)
+    console.print(tree_view(run.tree, run))

@@ -10,24 +10,29 @@ from fedclade.runs.checkpointer import Checkpointer
 from fedclade.runs.churn import Churn, ComingAndGoing
 from fedclade.runs.early_stopping import EarlyStopping
 from fedclade.runs.example_inputs import by_own_examples, check_inputs_apart
-from fedclade.runs.history import History, counting, version_of, versions
-from fedclade.runs.models import Maker, initial_models, model_name, module_for
+from fedclade.runs.history import (
+    History,
+    check_validation,
+    chosen_round,
+    column_of,
+    counting,
+    metric_named,
+    version_of,
+    versions,
+)
+from fedclade.runs.models import Maker, decide_stream, initial_models, model_name, module_for, target_of
 from fedclade.runs.newcomers import assign
 from fedclade.runs.rounds import run_rounds
 from fedclade.runs.settings import Every, RunOptions, RunSettings, Stream, settings_from
 from fedclade.runs.simulation import simulate
 from fedclade.runs.stopping import FINISH, Stopped
 from fedclade.runs.store import Run, export_adapter, export_model, load_export
-from fedclade.runs.store.config_file import CONFIG, read_run_config
-from fedclade.runs.store.contents import data_frame, without_unset
-from fedclade.runs.store.events import events_of
+from fedclade.runs.store.contents import data_frame, events_of, without_unset
+from fedclade.runs.store.manifest import CONFIG, read_run_config
 from fedclade.runs.store.newcomers import Newcomers, read_newcomers, score_columns
 from fedclade.runs.store.run import Row, check_free, is_finished, is_unfinished
-from fedclade.runs.store.similarities import SimilarityMatrix
 from fedclade.runs.store.toml_text import to_toml
-from fedclade.runs.stream import decide_stream
-from fedclade.runs.targets import target_of
-from fedclade.runs.validation import check_validation, chosen_round, column_of, metric_named
+from fedclade.runs.store.tree_files import SimilarityMatrix
 
 __all__ = [
     "CONFIG",

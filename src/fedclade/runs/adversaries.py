@@ -27,7 +27,7 @@ from fedclade.core import (
     shown,
 )
 from fedclade.data import Backdoor, Federation, LabelFlip, poisoned, statistics
-from fedclade.runs.store.row_table import Row, RowTable
+from fedclade.runs.store.contents import Row, RowTable
 from fedclade.tasks import FittedTask, cluster_scores, mean_score, spread
 
 ACCURACY = "accuracy"

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from fedclade.core import Event, FedcladeError, ParameterTree, RunInterrupted
-from fedclade.runs.splits import splits_of
+from fedclade.core import Event, FedcladeError, ParameterTree, RunInterrupted, at_prompt, drawn
+from fedclade.runs.history import splits_of
 from fedclade.runs.stopping import FINISH, Finish, Stopped
 from fedclade.runs.store import Run
-from fedclade.runs.store.run import Row
+from fedclade.runs.store.contents import Row
 from fedclade.tasks import Metric
 
 _log = logging.getLogger(__name__)
@@ -320,3 +321,28 @@ class _Stop(Callback):
             return False
         answer = self._function()
         return FINISH if answer is FINISH else bool(answer)
+
+
+# The bar of a run, where somebody looks at it.
+
+
+@contextmanager
+def progress_shown(progress: bool | None, name: str, rounds: int, following: Callbacks) -> Generator[Callbacks]:
+    """Show a bar while the block runs, and give what is to follow the run: the bar, and what follows it anyway.
+
+    ``progress`` says whether to; None: in a notebook and at Python's prompt.
+    """
+    if not (at_prompt() if progress is None else progress):
+        yield following
+        return
+    bars = drawn("progress_bars")
+    with bars.shown():
+        yield following.joined(_Bar(bars.start(name, rounds)))
+
+
+@dataclass(frozen=True, eq=False)
+class _Bar(Callback):
+    show: OnRound
+
+    def on_round(self, record: RoundRecord, /) -> None:
+        self.show(record.metrics, record.tree)

@@ -19,8 +19,7 @@ from fedclade.runs.history import History, versions
 from fedclade.runs.settings import Every, RunSettings
 from fedclade.runs.stopping import Stopped
 from fedclade.runs.store import Checkpoint, KeptRound, Run, RunFolder
-from fedclade.runs.store.contents import TO_NOTE, plain
-from fedclade.runs.store.shape import check_shape
+from fedclade.runs.store.contents import TO_NOTE, check_shape, plain
 
 TIMES_A_SAVE = 60
 """``auto`` lets so many times pass what the last save took, so that saving stays below 2 % of a run: 1 / 61 = 1.6 %."""

@@ -9,9 +9,9 @@ from typing import Any
 
 from fedclade.core import ConfigError, checked, require
 from fedclade.runs.callbacks import Callback, RoundRecord
+from fedclade.runs.history import column_of, metric_named
 from fedclade.runs.stopping import FINISH, Finish
-from fedclade.runs.store.row_table import Row
-from fedclade.runs.validation import column_of, metric_named
+from fedclade.runs.store.contents import Row
 from fedclade.tasks import Metric
 
 

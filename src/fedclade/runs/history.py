@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import platform
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from math import isfinite, isnan
@@ -13,18 +14,210 @@ from typing import Any
 import numpy as np
 
 from fedclade.algorithms import RoundLog, State
+from fedclade.channel import CentralPrivacy, ExamplePrivacy, Release, mechanism_of
 from fedclade.clustering import SplitCriteria, separation_gap
-from fedclade.core import ClientRegistry, DataSpec, Evaluation, Event, Layout, ParameterTree
+from fedclade.core import (
+    ClientRegistry,
+    Clustered,
+    ClusterSplit,
+    ConfigError,
+    DataSpec,
+    Evaluation,
+    Event,
+    Layout,
+    ParameterTree,
+    PrivateRelease,
+    Regrouped,
+    Released,
+    Stepped,
+    shown,
+    unknown,
+)
+from fedclade.data import Federation
 from fedclade.runs.adversaries import Adversaries
-from fedclade.runs.spending import spent
 from fedclade.runs.stopping import Stopped
-from fedclade.runs.store.contents import plain
+from fedclade.runs.store.contents import Block, Row, RowTable, plain
 from fedclade.runs.store.kept_round import KeptRound
-from fedclade.runs.store.row_table import Block, RowTable
-from fedclade.runs.store.run import FORMAT, Row, Run
-from fedclade.runs.store.similarities import LARGEST_KEPT, SimilarityMatrix
-from fedclade.runs.validation import chosen, column_of, metric_named, validation_columns
-from fedclade.tasks import SPREAD, FittedTask, cluster_scores, spread
+from fedclade.runs.store.run import FORMAT, Run
+from fedclade.runs.store.tree_files import LARGEST_KEPT, SimilarityMatrix
+from fedclade.tasks import SPREAD, FittedTask, Metric, cluster_scores, mean_score, spread
+
+# Which clusters of a round came out of one.
+
+Members = Mapping[int, tuple[int, ...]]
+"""Of clusters, by node."""
+
+
+def splits_of(
+    before: ParameterTree, after: ParameterTree, events: Sequence[Event]
+) -> list[tuple[int, Members, Event | None]]:
+    """Return the splits of a round: of each the node, the members of what it became, and the event, if there is one.
+
+    See :meth:`fedclade.Callback.on_split` for what is a split.
+    """
+    found: list[tuple[int, Members, Event | None]] = [
+        (event.node, dict(zip(event.children, event.clusters, strict=False)), event)
+        for event in events
+        if isinstance(event, ClusterSplit)
+    ]
+    if found:
+        return found
+    was = {leaf.id for leaf in before.leaves if leaf.members} if len(before.nodes) > 1 else set[int]()
+    regrouped = [event for event in events if isinstance(event, Regrouped)]
+    if was and not regrouped:
+        return []
+    now = {leaf.id: leaf.members for leaf in after.leaves if leaf.members}
+    if len(now) < 2 or now.keys() <= was:
+        return []
+    if regrouped:
+        leaves = [[after.leaf_of[cluster[0]] for cluster in event.clusters] for event in regrouped]
+        pairs = zip(regrouped, leaves, strict=True)
+        return [(event.node, dict(zip(to, event.clusters, strict=True)), event) for event, to in pairs]
+    clustered = [event for event in events if isinstance(event, Clustered)]
+    return [(0, now, clustered[-1] if clustered else None)]
+
+
+# What the summary of a run says of privacy, by the events that count what clients sent or the
+# server was given.
+
+
+def spent(section: Mapping[str, Any], events: Sequence[Row]) -> dict[str, Any] | None:
+    """Return what was spent of the privacy that the ``[privacy]`` section of a config asks for; None without any."""
+    privacy = mechanism_of(section)
+    if privacy is None:
+        return None
+    if isinstance(privacy, CentralPrivacy):
+        return privacy.spent(_releases(events))
+    if isinstance(privacy, ExamplePrivacy):
+        return privacy.spent(_steps(events), _most_releases(events))
+    return privacy.spent(_most_releases(events))
+
+
+def _releases(events: Iterable[Row]) -> list[Release]:
+    """Return what was released with noise on sums, or as choices."""
+    names = [each.name for each in fields(Release)]
+    rows = [event for event in events if event["kind"] == PrivateRelease.kind]
+    return [Release(**{name: row[name] for name in names if name in row}) for row in rows]
+
+
+def _most_releases(events: Iterable[Row]) -> int:
+    """Return how many updates the client sent that sent most."""
+    sent: Counter[str] = Counter()
+    for event in events:
+        sent.update(event.get("clients", {}) if event["kind"] == Released.kind else {})
+    return max(sent.values(), default=0)
+
+
+def _steps(events: Iterable[Row]) -> Mapping[str, Counter[float]]:
+    """Return how many noisy steps each client took, by their rate."""
+    steps: defaultdict[str, Counter[float]] = defaultdict(Counter)
+    for event in events:
+        for client, count in event.get("clients", {}).items() if event["kind"] == Stepped.kind else ():
+            steps[client][event["rate"]] += count
+    return steps
+
+
+# Scores on validation data, and the round that they choose.
+#
+# Validation examples are a client's own, and it never trains on them: it sets them aside from its
+# training data (``data.validation_fraction``), or brings them itself, see
+# :func:`fedclade.federation`. Test data have no part in the choice, so that the test score of the
+# chosen round is one of a model that was not picked for it; the best test score of all rounds would
+# not be.
+
+
+def check_validation(federation: Federation, what: str = "evaluate_validation = true") -> None:
+    """Check that every client has validation data, which something needs; a ConfigError if not."""
+    if missing := federation.without_validation:
+        some = "no client has any" if len(missing) == len(federation) else f"these have none: {shown(list(missing))}"
+        raise ConfigError(
+            f"{what} needs validation data of every client, and {some}; set "
+            "data.validation_fraction above 0, such as 0.2, or give clients validation data of their own"
+        )
+
+
+def validation_columns(metrics: Sequence[Metric], evaluation: Evaluation | None) -> Row:
+    """Return the means over the clients of an evaluation on validation data, as columns of ``metrics.parquet``.
+
+    Clients without a score are left out of the mean by that metric, which is None if no client has one.
+    """
+    if evaluation is None:
+        return {}
+    scores = evaluation.scores.double()
+    columns: Row = {}
+    for metric, mean, of_clients in zip(metrics, scores.mean(0).tolist(), scores.T, strict=True):
+        columns[column_of(metric.name)] = mean_score(of_clients.tolist()) if isnan(mean) else mean
+    losses = evaluation.known_losses.double()
+    return columns | {column_of("loss"): losses.mean().item() if len(losses) else None}
+
+
+def metric_named(metrics: Sequence[Metric], name: str | None, setting: str) -> Metric:
+    """Return the metric of a task by its name, or the loss; the first metric if it has no name.
+
+    Raises
+    ------
+    ConfigError
+        If the task has no such metric; it names the ``setting``.
+    """
+    if name is None:
+        return metrics[0]
+    known = {metric.name: metric for metric in (LOSS, *metrics)}
+    if name not in known:
+        raise ConfigError(unknown(f"metric: {setting} =", name, known))
+    return known[name]
+
+
+LOSS = Metric("loss", higher_is_better=False)
+"""The loss as a metric by which a round is chosen."""
+
+
+def column_of(metric: str) -> str:
+    """Return the column of ``metrics.parquet`` with the mean score on validation data by a metric."""
+    return f"validation_{metric}"
+
+
+def chosen_round(rows: Iterable[Row], metric: Metric) -> Row | None:
+    """Return the row of the round with the best mean score on validation data, the first of equals; None without any.
+
+    ``rows`` are those of ``metrics.parquet``, of which those count that have a score on test data too.
+    """
+    best: Row | None = None
+    column, sign = column_of(metric.name), 1 if metric.higher_is_better else -1
+    for row in rows:
+        score = row.get(column)
+        if score is None or not isfinite(score) or row.get(f"{metric.name}_mean") is None:
+            continue
+        if best is None or sign * score > sign * best[column]:
+            best = row
+    return best
+
+
+def chosen(rows: Sequence[Row], metrics: Sequence[Metric], metric: Metric, *, is_kept: bool = False) -> dict[str, Any]:
+    """Return what ``summary.json`` says of the round that validation data chooses; nothing without validation data.
+
+    Under ``chosen`` are the metric that chooses, the round, and its mean scores on validation and on test data. If the
+    run keeps the models of that round (``is_kept``), the scores of the last round with any are under ``last``.
+    """
+    row = chosen_round(rows, metric)
+    if row is None:
+        return {}
+    metrics = [*metrics, *([] if metric in metrics else [metric])]
+    facts: dict[str, Any] = {"chosen": {"metric": metric.name, **_scores(row, metrics)}}
+    if is_kept:
+        facts["chosen"]["kept"] = True
+        evaluated = [each for each in rows if each.get(f"{metric.name}_mean") is not None]
+        facts["last"] = _scores(evaluated[-1], metrics)
+    return facts
+
+
+def _scores(row: Row, metrics: Sequence[Metric]) -> dict[str, Any]:
+    """Return the mean scores of a round on validation and on test data, by metric."""
+    return {
+        "round": row["round"],
+        "validation": {metric.name: row.get(column_of(metric.name)) for metric in metrics},
+        "test": {metric.name: row.get(f"{metric.name}_mean") for metric in metrics},
+    }
+
 
 CRITERIA = ("mean_norm", "max_norm", "alpha_cross_max", "gamma_bound", "separation_gap")
 """Columns of each cluster, of which a round has the largest over its clusters; of α_cross^max the smallest."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,9 +11,64 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.algorithms import Algorithm
-from fedclade.core import ConfigError, DataSpec, FedcladeError, ModelError, check_module, rng
+from fedclade.core import ConfigError, DataSpec, FedcladeError, ModelError, check_module, require, rng, unknown
 from fedclade.models import Parts, build_model
+from fedclade.runs.settings import RunSettings
+from fedclade.tasks import FittedTask
 from fedclade.training import note_unsent_buffers
+
+# Whether a run streams, where that is left to it.
+
+SHARE_OF_UPDATES = 4
+"""A run streams by itself if the updates of all clients would take more than one part in so many of its memory."""
+
+_log = logging.getLogger(__name__)
+
+
+def decide_stream(settings: RunSettings, algorithm: Algorithm, size: int, budget: int, remote: bool = False) -> bool:
+    """Decide whether to stream, given the bytes of all clients' updates and those that may be taken.
+
+    Updates that come from ``remote`` actors are only sent one by one if they have to be.
+    """
+    if settings.is_central:
+        return True
+    if settings.stream != "auto":
+        return settings.stream
+    needs_updates = algorithm.needs_updates or settings.aggregate.is_robust
+    needs_updates |= settings.aggregate.leave_out_opposed is True
+    if needs_updates or (size <= budget // SHARE_OF_UPDATES and not remote):
+        return False
+    can = settings.signature.kind != "full" or not algorithm.compares
+    if not can and size > budget // SHARE_OF_UPDATES:
+        _log.warning(
+            "the updates of all clients take %.1f GB, the run may take %.1f GB; with signature.kind = 'projected' it "
+            "would stream and keep none of them",
+            size / 1e9,
+            budget / 1e9,
+        )
+    return can
+
+
+# What a run is to reach of a metric.
+
+
+def target_of(settings: RunSettings, task: FittedTask) -> tuple[str, float] | None:
+    """Return which metric should reach what; a ConfigError if there is no such metric, or it cannot be reached."""
+    if settings.target is None:
+        return None
+    given = settings.target if isinstance(settings.target, Mapping) else {task.metrics[0].name: settings.target}
+    if not given:
+        return None
+    if len(given) > 1:
+        raise ConfigError(f"[target] should name one metric, got {', '.join(given)}")
+    ((name, score),) = given.items()
+    known = {metric.name: metric for metric in task.metrics}
+    if name not in known:
+        raise ConfigError(f"{unknown('metric in [target]:', name, known)}; others can be added to task.metrics")
+    if known[name].share:
+        require((f"target.{name}", score, 0 < score <= 1, "greater than 0 and at most 1"))
+    return name, float(score)
+
 
 Maker = Callable[[int], nn.Module]
 """Makes a module whose initial parameters depend on a seed alone."""

@@ -31,16 +31,14 @@ from fedclade.runs.backend import Backend
 from fedclade.runs.callbacks import Callbacks, Following
 from fedclade.runs.checkpointer import Checkpointer, TrainingState
 from fedclade.runs.churn import ComingAndGoing
-from fedclade.runs.common import with_common
 from fedclade.runs.evaluation import RoundScores, evaluate_round
-from fedclade.runs.history import History
+from fedclade.runs.history import History, chosen_round, metric_named
 from fedclade.runs.settings import RunSettings
 from fedclade.runs.small_batches import with_smallest_batch
-from fedclade.runs.small_clusters import merge_small
+from fedclade.runs.small_clusters import merge_small, with_common
 from fedclade.runs.stopping import Stopped
 from fedclade.runs.store import KeptRound, Run
-from fedclade.runs.store.run import Row
-from fedclade.runs.validation import chosen_round, metric_named
+from fedclade.runs.store.contents import Row
 from fedclade.training import OWN_MODEL
 
 Kept = dict[int, dict[str, Tensor]]

@@ -16,18 +16,15 @@ from fedclade.core import checked
 from fedclade.data import Federation
 from fedclade.runs.adversaries import Adversaries
 from fedclade.runs.backend import Backend, fitted_task
-from fedclade.runs.callbacks import Callback, Callbacks, OnRound, Stop
+from fedclade.runs.callbacks import Callback, Callbacks, OnRound, Stop, progress_shown
 from fedclade.runs.checkpointer import Checkpointer
 from fedclade.runs.churn import Churn, fingerprint
 from fedclade.runs.example_inputs import check_inputs_apart
-from fedclade.runs.history import History
-from fedclade.runs.models import Maker, model_name
-from fedclade.runs.progress import progress_shown
+from fedclade.runs.history import History, check_validation, metric_named
+from fedclade.runs.models import Maker, model_name, target_of
 from fedclade.runs.rounds import run_rounds
 from fedclade.runs.settings import RunOptions, RunSettings, settings_from
 from fedclade.runs.store import Run
-from fedclade.runs.targets import target_of
-from fedclade.runs.validation import check_validation, metric_named
 from fedclade.training import Actors, actors_from, check_engine, float32_products
 
 

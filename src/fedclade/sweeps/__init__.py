@@ -6,7 +6,6 @@ The command line imports it; it imports configs, whose runs a sweep makes, and r
 from fedclade.sweeps.result import SweepResult, TrialRow, short
 from fedclade.sweeps.search import sweep
 from fedclade.sweeps.space import Parameter, parse_over
-from fedclade.sweeps.study import SAMPLERS
-from fedclade.sweeps.trial import Outcome
+from fedclade.sweeps.study import SAMPLERS, Outcome
 
 __all__ = ["SAMPLERS", "Outcome", "Parameter", "SweepResult", "TrialRow", "parse_over", "short", "sweep"]

@@ -15,7 +15,7 @@ import torch
 
 from fedclade.core import RunError, RunInterrupted
 from fedclade.runs import OnRound
-from fedclade.sweeps.trial import Job, Outcome, run_trial
+from fedclade.sweeps.study import Job, Outcome, run_trial
 from fedclade.training import Actors, Cluster
 
 SECONDS = 0.2

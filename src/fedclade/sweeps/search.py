@@ -17,8 +17,7 @@ from fedclade.runs import OnRound, Run, check_free, check_validation, fitted_tas
 from fedclade.sweeps.places import Here, OnRay, Place, Processes, check_main_guard
 from fedclade.sweeps.result import SweepResult
 from fedclade.sweeps.space import Parameter, check_values, fitted, overrides_of, parse_over, values_of
-from fedclade.sweeps.study import JOURNAL, SAMPLERS, Study, import_optuna
-from fedclade.sweeps.trial import Job, Outcome, silent
+from fedclade.sweeps.study import JOURNAL, SAMPLERS, Job, Outcome, Study, import_optuna, silent
 from fedclade.training import Actors
 
 TRIALS = 20

@@ -3,20 +3,23 @@
 It imports :mod:`fedclade.core` alone.
 """
 
-from fedclade.tasks.losses import LOSSES, SHAPES, Loss, counted, cross_entropy
-from fedclade.tasks.metrics import OLD_METRIC, Metric, is_share, metric, noted_metrics
-from fedclade.tasks.mixing import mixed
-from fedclade.tasks.model_mixture import ModelMixture
-from fedclade.tasks.scores import (
+from fedclade.tasks.losses import LOSSES, SHAPES, Loss, counted, cross_entropy, mixed
+from fedclade.tasks.metrics import (
+    OLD_METRIC,
     RIGHT,
     SPREAD,
+    Metric,
     cluster_scores,
     gap_closed,
+    is_share,
     mean_and_interval,
     mean_score,
+    metric,
+    noted_metrics,
     perplexity,
     spread,
 )
+from fedclade.tasks.model_mixture import ModelMixture
 from fedclade.tasks.task import SUMMARIES, TASKS, FittedTask, Task, build_task
 
 __all__ = [

@@ -9,7 +9,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedclade.core import IGNORED
+from fedclade.core import IGNORED, TaskKind
+from fedclade.tasks.model_mixture import ModelMixture
+
+# What several models predict together: the weighted mean of their probabilities, or of their
+# numbers.
+
+
+def mixed(kind: TaskKind, outputs: Tensor, weights: Tensor) -> Tensor:
+    """Return Σ_k π_k p_k for a mixture of K models, in the form of one model's outputs ``[m, ...]``.
+
+    ``outputs`` ``[K, m, ...]`` are logits, whose probabilities are mixed and become logits again; those of a regression
+    are mixed as they are. ``weights`` are π of each example, ``[m, K]``.
+    """
+    pi = weights.t().reshape(len(outputs), -1, *(1,) * (outputs.dim() - 2))
+    return ModelMixture.combine(outputs, pi, kind)
+
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Of outputs ``[B, ...]`` and targets ``[B, ...]``: the loss of each example, ``[B]``."""

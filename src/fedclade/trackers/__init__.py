@@ -4,12 +4,9 @@ None of these packages is imported before a tracker of it is made. The command l
 this room; it imports runs and core.
 """
 
-from fedclade.trackers.mlflow import MLflowTracker
+from fedclade.trackers.mlflow import MLflowTracker, TensorBoardTracker, WandbTracker
 from fedclade.trackers.named import TRACKERS, build_callback
-from fedclade.trackers.numbers import TAGS, numbers_of, scores
-from fedclade.trackers.tensorboard import TensorBoardTracker
-from fedclade.trackers.tracker import Tracker
-from fedclade.trackers.wandb import WandbTracker
+from fedclade.trackers.tracker import TAGS, Tracker, numbers_of, scores
 
 __all__ = [
     "TAGS",

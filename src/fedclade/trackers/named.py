@@ -6,9 +6,7 @@ from collections.abc import Callable, Mapping
 
 from fedclade.core import ConfigError, named, shown
 from fedclade.runs import Callback
-from fedclade.trackers.mlflow import MLflowTracker
-from fedclade.trackers.tensorboard import TensorBoardTracker
-from fedclade.trackers.wandb import WandbTracker
+from fedclade.trackers.mlflow import MLflowTracker, TensorBoardTracker, WandbTracker
 
 TRACKERS: Mapping[str, Callable[[], Callback]] = {
     "tensorboard": TensorBoardTracker,

@@ -7,11 +7,11 @@ not, since clients may be elsewhere.
 from fedclade.training.auto import ENGINES, REMOTE, check_engine
 from fedclade.training.batch_rule import smallest_batch_for
 from fedclade.training.clients import SimulatedClients
-from fedclade.training.device import choose_device, float32_products
+from fedclade.training.jobs import PrivateSteps
 from fedclade.training.memory import default_memory, memory_bytes, updates_at_once
-from fedclade.training.private_steps import PrivateSteps
 from fedclade.training.remote import Actors, Cluster, RayClients, Setup, actors_from, here, taken_by
 from fedclade.training.store import OPTIMIZER, OWN_MODEL, PERSONAL, ClientStore
+from fedclade.training.threads import choose_device, float32_products
 from fedclade.training.unsent_buffers import note_unsent_buffers
 
 __all__ = [

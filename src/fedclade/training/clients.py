@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.core import (
+    IGNORED,
     ConfigError,
+    DataError,
     DescriptorQuery,
     Evaluation,
     EvaluationQuery,
@@ -26,31 +29,152 @@ from fedclade.core import (
     Updates,
     Workers,
     make_usable,
+    require,
 )
-from fedclade.data import Federation, statistics
+from fedclade.data import ClientData, Federation, Pool, statistics
 from fedclade.tasks import FittedTask, Task
 from fedclade.training import loop
-from fedclade.training.augmentation import augmented
 from fedclade.training.auto import build_engine
 from fedclade.training.batch_rule import BatchRule, check_examples_alone
-from fedclade.training.blocks import Blocks
-from fedclade.training.data import ClientsData
+from fedclade.training.data import ClientsData, augmented
 from fedclade.training.descriptors import descriptors
 from fedclade.training.evaluation import Evaluator
 from fedclade.training.input_hooks import with_input_hooks
-from fedclade.training.jobs import CannotTrainTogether, Engine, Job, Workload
+from fedclade.training.jobs import (
+    CannotTrainTogether,
+    Engine,
+    Job,
+    PrivateSteps,
+    Workload,
+    check_private,
+    full,
+    generator_of,
+)
 from fedclade.training.loop import LoopEngine
 from fedclade.training.loss_check import try_loss
-from fedclade.training.memory import default_memory
+from fedclade.training.memory import MODULE_ERRORS, Blocks, check_model_fits, default_memory, model_error
 from fedclade.training.mixtures import Mixtures
-from fedclade.training.model_check import MODULE_ERRORS, check_model_fits, model_error
-from fedclade.training.private_steps import PrivateSteps, check_private, generator_of
-from fedclade.training.shifts import shifts
 from fedclade.training.stages import Stages, Trained
-from fedclade.training.store import PERSONAL, ClientStore
-from fedclade.training.stretch import stretch
-from fedclade.training.subspaces import subspaces
-from fedclade.training.whole_models import Start, WholeModels
+from fedclade.training.store import PERSONAL, ClientStore, Start, WholeModels
+from fedclade.training.threads import threads_of_step, using_threads
+
+# The directions in which a client's data lies.
+
+
+def left_singular_vectors(pool: Pool, client: ClientData, n_vectors: int, per_label: int | None) -> Tensor:
+    """Return the leading left singular vectors of the matrix of a client's training inputs, float32 ``[L, d, p]``.
+
+    L is the number of labels, as the client sees them, if each one's inputs make a matrix of their own (``per_label``),
+    or else 1.
+    Inputs are taken as they are stored, not centred and not normalised as for a model: the first vector lies near
+    their mean. Where there are fewer examples than vectors, the rest are zeros.
+    """
+    indices = torch.from_numpy(client.train)
+    x = pool.x[indices].float()
+    if client.quarter_turns:
+        x = torch.rot90(x, client.quarter_turns, (-2, -1))
+    rows, labels = x.flatten(1), client.labels(pool.y[indices])
+    groups = [rows[labels == label] for label in range(per_label)] if per_label else [rows]
+    vectors = torch.zeros(len(groups), rows.shape[1], n_vectors)
+    for group, found in zip(groups, vectors, strict=True):
+        if len(group):
+            leading = torch.linalg.svd(group, full_matrices=False)[2][:n_vectors]  # right ones, as inputs are rows here
+            found[:, : len(leading)] = leading.T
+    return vectors
+
+
+def subspaces(federation: Federation, query: SubspaceQuery) -> Tensor:
+    """Return the left singular vectors of some clients' training inputs, ``[n, L, d, p]``.
+
+    Raises
+    ------
+    DataError
+        If the data is text.
+    ConfigError
+        If there are not as many directions as vectors, or it should be by labels that there are not.
+    """
+    pool = federation.pool
+    if not pool.x.is_floating_point() and pool.x.dtype != torch.uint8:
+        raise DataError(
+            f"the inputs of {pool.name} are tokens of text, which span no subspaces; take images or features, or an "
+            "algorithm that compares updates"
+        )
+    entries = math.prod(pool.input_shape)
+    rule = f"at most {entries}, as an input of {pool.name} has no more entries"
+    require(("algorithm.vectors", query.n_vectors, query.n_vectors <= entries, rule))
+    labels = query.matrices(pool.schema) if query.per_label else None
+    return torch.stack([left_singular_vectors(pool, federation.by_id[i], query.n_vectors, labels) for i in query.ids])
+
+
+# Whether the labels of clients' training data have shifted since they last said so, as clients see
+# it themselves.
+
+LABELS = "labels"
+"""The name under which a client keeps how often it had each label, int64 ``[C]``."""
+
+
+def shifts(federation: Federation, store: ClientStore, query: ShiftQuery) -> Tensor:
+    """Return whose labels have shifted, bool ``[n]``; those clients keep how often they have each label now.
+
+    Who is asked for the first time keeps that as well, and has not shifted.
+    """
+    count = query.labels(federation.pool.schema)
+    shifted = torch.zeros(len(query.ids), dtype=torch.bool)
+    for place, client in enumerate(query.ids):
+        data = federation.by_id[client]
+        seen = data.labels(federation.pool.y[torch.from_numpy(data.train)]).long()
+        now = torch.bincount(seen[seen != IGNORED], minlength=count)
+        was = store.before(query.round, client).get(LABELS)
+        shifted[place] = was is not None and have_shifted(was.to(now.device), now, query)
+        if was is None or shifted[place]:
+            store.keep(query.round, client, {LABELS: now})
+    return shifted
+
+
+def have_shifted(was: Tensor, now: Tensor, query: ShiftQuery) -> bool:
+    """Return whether the counts of C labels ``[C]`` are so far apart as the query says."""
+    one, other = (was, now) if query.by_label else (was.sort().values, now.sort().values)
+    return float((one - other).abs().sum()) > query.share * float(was.sum())  # both sides times C
+
+
+# Longer updates of parts of a client's data, where the loss of the part says that they are no
+# worse.
+
+JUDGED = 256
+"""Examples of a part, at most, whose loss decides."""
+
+
+def stretch(work: Workload, moved: Tensor, times: float, chunk: int) -> None:
+    """Multiply those updates ``[n, S]`` that lower the loss then, in place; the parameters alone, not the buffers.
+
+    A part takes as many steps as all data would, but shorter ones, as its batches are smaller; so its update is
+    shorter, too. Made as long as by steps of full length it may overshoot, which the loss on some of the part's own
+    examples decides: so the update still depends on nothing but the part and the model that it starts from, and parts
+    stay exchangeable. The loss is that of the model as it is served, ``chunk`` examples at a time.
+    """
+    parameters = slice(work.layout.n_parameters)
+    for update, job in zip(moved, work.jobs, strict=True):
+        start, longer = work.models[job.row], update.clone()
+        longer[parameters] *= times
+        batches = _drawn(job, chunk)
+        with using_threads(threads_of_step(work.module, batches[0][0], len(batches[0][1]))):
+            if _loss(work, start + longer, batches) < _loss(work, start + update, batches):
+                update.copy_(longer)
+
+
+def _drawn(job: Job, chunk: int) -> list[tuple[Tensor, Tensor]]:
+    """Draw some of a job's examples, which may be in the order of their labels; its own draws order batches."""
+    generator = torch.Generator().manual_seed(job.generator.initial_seed() + 1)
+    places = torch.randperm(job.size, generator=generator)[:JUDGED].to(job.targets.device)
+    return [(job.inputs[some], job.targets[some]) for some in places.split(chunk)]
+
+
+def _loss(work: Workload, model: Tensor, batches: Sequence[tuple[Tensor, Tensor]]) -> float:
+    work.layout.load(model, work.module)
+    work.module.eval()
+    with torch.no_grad():
+        return sum(float(work.task.total_loss(full(work.module(x)), y)) for x, y in batches)
+
 
 Block = Sequence[tuple[Trained, int, int | None]]
 """Clients that train at the same time, each with the row of its model, and of its anchor if that is another."""
@@ -272,7 +396,7 @@ class SimulatedClients(Workers):
         return Evaluation.concat([judge.evaluate(query, *part) for part in parts])
 
     def handle_subspaces(self, query: SubspaceQuery) -> Tensor:
-        """Let each client decompose its training inputs, see :func:`~fedclade.training.subspaces.subspaces`."""
+        """Let each client decompose its training inputs, see :func:`~fedclade.training.clients.subspaces`."""
         return subspaces(self._stages.in_round(query.data_round).federation, query)
 
     def handle_statistics(self, query: StatisticsQuery) -> Statistics:
@@ -280,7 +404,7 @@ class SimulatedClients(Workers):
         return statistics(self._stages.in_round(query.data_round).federation, query)
 
     def handle_shifts(self, query: ShiftQuery) -> Tensor:
-        """Let each client compare its labels with those of before, see :func:`~fedclade.training.shifts.shifts`."""
+        """Let each client compare its labels with those of before, see :func:`~fedclade.training.clients.shifts`."""
         return shifts(self._stages.in_round(query.data_round or query.round).federation, self.store, query)
 
     def handle_descriptors(self, query: DescriptorQuery) -> Tensor:

@@ -2,15 +2,256 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedclade.core import Indices, Positions, Round, Split
-from fedclade.data import ClientTable, Federation
-from fedclade.training.split_inputs import SideBySide, SplitInputs, WholePool
+from fedclade.core import Indices, ModelError, Positions, Round, Split
+from fedclade.data import Augment, ClientTable, Federation, SplitRows, mapped
+
+# The inputs of a split where clients train and evaluate: which there are, and which of them each
+# client holds.
+
+FETCHED_AT_A_TIME = 1024
+"""Inputs that are fetched from the pool in one go when a split is gathered."""
+
+
+class SplitInputs:
+    """The distinct inputs of a split, and which of them each client holds.
+
+    An input is an example of the pool, turned. Each has a place: they are numbered in the order in which the clients
+    hold them, so that an input that several hold is there once, and what one client alone holds lies side by side.
+    Clients with the same indices and turns share a set of places.
+
+    ``set_of`` is the set of each client, int64 ``[n]`` in the order of the federation; ``sizes`` and ``starts`` say how
+    many places each set has, and from where on among those of all (:meth:`at`). All inputs stay on the device, once
+    they were needed, if ``keeps`` is set; each has ``bytes_each``.
+    """
+
+    def __init__(self, federation: Federation, split: Split, device: torch.device) -> None:
+        self._pool, self._device = federation.pool, device
+        examples = len(self._pool.x)
+        self.set_of, self.sizes, held = _sets(federation, split, examples)
+        self.starts = self.sizes.cumsum() - self.sizes
+        at = np.arange(len(held))
+        first = np.full(4 * examples, len(held))
+        np.minimum.at(first, held, at)
+        first = first[held]
+        is_first = first == at
+        self._places = (is_first.cumsum() - 1)[first]
+        self._turns, self._indices = np.divmod(held[is_first], max(1, examples))
+        self._kept: Tensor | None = None
+        self._version: int | None = None
+        self._like = self._pool.inputs(self._indices[:1])
+        self.bytes_each = self._like[:1].nbytes
+        self.keeps = False
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def places_of(self, number: int) -> Indices:
+        """Return the places of a set."""
+        start = self.starts[number]
+        return self._places[start : start + self.sizes[number]]
+
+    def at(self, numbers: Indices) -> Indices:
+        """Return the places that stand there, where those of all sets stand behind each other."""
+        return self._places[numbers]
+
+    def inputs(self, places: Indices) -> Tensor:
+        """Return the inputs at these places as a model takes them, ``[n, ...]``; a view if they lie side by side."""
+        if not self.keeps:
+            return self._fetched(places)
+        if self._kept is None:
+            self._kept = self._gathered()
+        self._check_unchanged(self._kept)
+        if bool((np.diff(places) == 1).all()):
+            return self._kept[places[0] : places[0] + len(places)]
+        return self._kept.index_select(0, torch.from_numpy(places).to(self._device))
+
+    def _check_unchanged(self, kept: Tensor) -> None:
+        """Check that no forward pass has written into the inputs since this was called first.
+
+        Raises
+        ------
+        ModelError
+            If one has, and did not do so in the trial before the first round, so that it was given no copies.
+        """
+        if self._version is None:
+            self._version = kept._version
+        if kept._version != self._version:
+            raise ModelError(
+                "the model's forward has written into the clients' data, and does so for some inputs alone, since it "
+                "did not in a trial on two examples; begin it with x = x.clone()"
+            )
+
+    def targets(self, places: Indices) -> Tensor:
+        """Return the pool's targets at these places, ``[n]`` or ``[n, T]``, on the CPU."""
+        return self._pool.y[torch.from_numpy(self._rows(places)[0])]
+
+    def _rows(self, places: Indices) -> tuple[Indices, Indices]:
+        """Return which examples of the pool lie at these places, and how they are turned."""
+        return self._indices[places], self._turns[places]
+
+    @torch.inference_mode(False)  # clients may train on what an evaluation gathers
+    def _gathered(self) -> Tensor:
+        whole = self._empty(len(self))
+        for start in range(0, len(self), FETCHED_AT_A_TIME):
+            places = np.arange(start, min(start + FETCHED_AT_A_TIME, len(self)))
+            whole[start : start + len(places)] = self._fetched(places)
+        return whole
+
+    def _fetched(self, places: Indices) -> Tensor:
+        indices, turns = self._rows(places)
+        kinds = np.unique(turns).tolist()
+        if len(kinds) == 1:
+            return self._pool.inputs(indices, kinds[0]).to(self._device)
+        fetched = self._empty(len(places))
+        for kind in kinds:
+            fetched[torch.from_numpy(turns == kind)] = self._pool.inputs(indices[turns == kind], kind).to(self._device)
+        return fetched
+
+    def _empty(self, inputs: int) -> Tensor:
+        return torch.empty(inputs, *self._like.shape[1:], dtype=self._like.dtype, device=self._device)
+
+
+class WholePool:
+    """The inputs of a pool in which clients lie side by side, client behind client, for all splits together.
+
+    They are the pool's own tensor where the model takes it as it is: then nothing is copied, and of a file in memory
+    is only what was used. Else they are kept on the device if all of them fit the ``budget``.
+    """
+
+    def __init__(self, federation: Federation, table: ClientTable, device: torch.device, budget: int) -> None:
+        self.pool, self.device = (pool := federation.pool), device
+        self.label_maps, self.view = federation.label_maps, table.view
+        self.turns = table.quarter_turns
+        self.begins = np.minimum(table.train.starts, np.minimum(table.validation.starts, table.test.starts))
+        self.everyone = np.arange(len(table))
+        self.like = pool.inputs(np.arange(1))
+        as_it_is = device.type == "cpu" and pool.x.dtype != torch.uint8 and self.turns is None
+        self.kept: Tensor | None = pool.x if as_it_is else None
+        wanted = 0 if as_it_is else len(pool.x) * self.like.nbytes
+        self.keeps = wanted <= budget
+        self.bytes_kept = wanted if self.keeps else 0
+
+
+class SideBySide(SplitInputs):
+    """The inputs of a split in such a pool: places are the pool's own rows, and each client is a set of its own.
+
+    So it takes no array over all examples, and none of its own over all clients.
+    """
+
+    def __init__(self, whole: WholePool, rows: SplitRows) -> None:
+        self._whole, self._pool, self._device, self._like = whole, whole.pool, whole.device, whole.like
+        self.set_of, self.sizes, self.starts = whole.everyone, rows.counts, rows.starts
+        self.bytes_each, self.keeps, self._kept = self._like.nbytes, whole.keeps, whole.kept
+        self._version = None
+
+    def __len__(self) -> int:
+        return len(self._pool.x)
+
+    def places_of(self, number: int) -> Indices:
+        """Return the places of a set."""
+        return np.arange(self.starts[number], self.starts[number] + self.sizes[number])
+
+    def run(self, place: int) -> Tensor:
+        """Return the inputs of the client at a place in the federation, ``[n, ...]``: a view if they are kept."""
+        if not self.keeps:
+            return self._fetched(self.places_of(place))
+        start, count = int(self.starts[place]), int(self.sizes[place])
+        self._kept = self._gathered() if self._kept is None else self._kept
+        self._check_unchanged(self._kept)
+        return self._kept[start : start + count]
+
+    def targets_of(self, place: int) -> Tensor:
+        """Return the targets of the client at a place, ``[n, ...]``, as it sees them, on the CPU."""
+        start, count = int(self.starts[place]), int(self.sizes[place])
+        seen = self._pool.y[start : start + count]
+        view = -1 if self._whole.view is None else int(self._whole.view[place])
+        return seen if view < 0 else mapped(seen, self._whole.label_maps[view])
+
+    def at(self, numbers: Indices) -> Indices:
+        """Return the places that stand there: themselves."""
+        return numbers
+
+    def _rows(self, places: Indices) -> tuple[Indices, Indices]:
+        if self._whole.turns is None:
+            return places, np.zeros_like(places)
+        clients = np.searchsorted(self._whole.begins, places, side="right") - 1
+        return places, self._whole.turns[clients] % 4
+
+    def _gathered(self) -> Tensor:
+        if self._whole.kept is None:
+            self._whole.kept = super()._gathered()
+        return self._whole.kept
+
+
+def _sets(federation: Federation, split: Split, examples: int) -> tuple[Indices, Indices, Indices]:
+    """Return the set of each client, how many inputs each set has, and these: ``turns * examples + index``."""
+    if isinstance(table := federation.clients, ClientTable):  # whose arrays of indices are made when asked for
+        rows, everyone = table.split(split), np.arange(len(table))
+        turns = 0 if table.quarter_turns is None else (table.quarter_turns % 4).repeat(rows.counts)
+        return everyone, rows.counts, turns * examples + rows.rows(everyone)
+    numbers: dict[tuple[int, int], int] = {}
+    sets: list[Indices] = []
+    set_of: list[int] = []
+    for client in federation.clients:
+        indices: Indices = getattr(client, split)
+        turns = client.quarter_turns % 4
+        set_of.append(numbers.setdefault((id(indices), turns), len(sets)))
+        if set_of[-1] == len(sets):
+            sets.append(turns * examples + indices)
+    return np.array(set_of), np.array([len(members) for members in sets]), np.concatenate(sets)
+
+
+# Augmentation of training batches: a hook on the module, so that engines need not know of it.
+
+
+class Augmentation:
+    """A hook that changes a module's inputs before the forward pass, in training mode alone."""
+
+    def __init__(self, augment: Augment) -> None:
+        self._augment = augment
+
+    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """Return the augmented inputs; None leaves them as they are."""
+        if not module.training:
+            return None
+        x = self._augment(inputs[0])
+        if not isinstance(x, Tensor) or x.shape[:1] != inputs[0].shape[:1]:  # pyright: ignore[reportUnnecessaryIsInstance]
+            got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"augment should return as many inputs as it is given, {len(inputs[0])}, got {got}")
+        return (x, *inputs[1:])
+
+
+def augmented(module: nn.Module, augment: Augment | None) -> nn.Module:
+    """Return a copy of a module whose training batches are augmented; the module itself where there is no function."""
+    if augment is None:
+        return module
+    changed = copy.deepcopy(module)
+    changed.register_forward_pre_hook(Augmentation(augment))
+    return changed
+
+
+def is_augmented(module: nn.Module) -> bool:
+    """Return whether a module's training batches are augmented."""
+    return bool(_hooks(module))
+
+
+def remove_augmentation(module: nn.Module) -> None:
+    """Let a module take its training batches as they are."""
+    for number in _hooks(module):
+        del module._forward_pre_hooks[number]  # pyright: ignore[reportPrivateUsage]
+
+
+def _hooks(module: nn.Module) -> list[int]:
+    hooks = module._forward_pre_hooks  # pyright: ignore[reportPrivateUsage]  (no other way)
+    return [number for number, hook in hooks.items() if isinstance(hook, Augmentation)]
+
 
 SPLITS: tuple[Split, ...] = ("train", "test", "validation")
 """In the order in which they are given memory."""

@@ -12,7 +12,7 @@ from torch.nn.modules.conv import _ConvNd  # pyright: ignore[reportPrivateUsage]
 
 from fedclade.core import IGNORED, ConfigError, DescriptorQuery, ModelError, rng
 from fedclade.training.stages import Held
-from fedclade.training.whole_models import WholeModels
+from fedclade.training.store import WholeModels
 
 POINTS = 200
 """Random points whose principal directions are the components: as many as the authors of FLUX take."""

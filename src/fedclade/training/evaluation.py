@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -10,16 +13,267 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedclade.core import IGNORED, DataError, Evaluation, EvaluationQuery, Indices, Layout, Split, restore_buffer
 from fedclade.data import ClientTable, Federation
-from fedclade.tasks import FittedTask, mixed
-from fedclade.training.data import ClientsData
-from fedclade.training.passes import Examples, Traits
-from fedclade.training.scores import Whole, score, wins_of
-from fedclade.training.split_inputs import SplitInputs
-from fedclade.training.steps import full
-from fedclade.training.threads import using_threads
+from fedclade.tasks import FittedTask, Metric, counted, mixed
+from fedclade.training.data import ClientsData, SplitInputs
+from fedclade.training.jobs import full
+from fedclade.training.threads import WORTH_SHARING, using_threads
+
+# Forward passes of an evaluation: which inputs go through which model together.
+
+LARGEST_PASS = 1024
+"""Examples in a forward pass, at most."""
+
+TOLERANCE = 5e-3
+"""How far outputs may depend on the size of a pass, relative to the largest: convolutions on a GPU keep 10 bits."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A forward pass: the model of a row, on the inputs at some places."""
+
+    row: int
+    places: Indices
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Passes behind each other, at least one, and the examples that are scored by them."""
+
+    passes: list[Pass]
+    examples: Indices
+    at: Indices  #: of each example, which of the inputs of these passes is its own
+
+
+class Examples:
+    """The examples of some queries, and the distinct pairs of model and input that they come down to.
+
+    Each of q queries has the row of a model and a set of inputs, and they are sorted by the first, then by the second.
+    If ``apart``, a pass holds inputs of one set only. ``query`` and ``place`` are of each example, int64 ``[m]``: the
+    query it belongs to, and its input; ``largest_group`` is how many inputs may pass together at most.
+    """
+
+    def __init__(self, rows: Indices, sets: Indices, held: SplitInputs, apart: bool) -> None:
+        sizes = held.sizes[sets]
+        self.query = np.arange(len(sets)).repeat(sizes)
+        before = sizes.cumsum() - sizes
+        self.place = held.at(np.arange(len(self.query)) + (held.starts[sets] - before)[self.query])
+        # Pairs of the same group may pass together.
+        other = (np.diff(rows) != 0) | (apart & (np.diff(sets) != 0))
+        group = np.concatenate([[0], other.cumsum()])
+        pairs = group[self.query] * len(held) + self.place
+        self._by_pair = np.argsort(pairs, kind="stable")  # which takes little where they are sorted already
+        pairs = pairs[self._by_pair]
+        is_new = np.diff(pairs, prepend=-1) > 0
+        self._pair_of = is_new.cumsum() - 1
+        groups, self._places = np.divmod(pairs[is_new], len(held))
+        self._edges = np.flatnonzero(np.diff(groups, prepend=-1, append=groups[-1] + 1)).tolist()
+        self._rows = rows[np.flatnonzero(np.diff(group, prepend=-1))].tolist()
+        self.largest_group = int(np.diff(self._edges).max())
+
+    def blocks(self, pass_size: int, block_size: int) -> Iterator[Block]:
+        """Cut the pairs into passes of at most ``pass_size`` inputs, and put these into blocks of one or several."""
+        passes: list[Pass] = []
+        start = stop = 0
+        for row, (first, last) in zip(self._rows, pairwise(self._edges), strict=True):
+            for begin in range(first, last, pass_size):
+                end = min(begin + pass_size, last)
+                if passes and end - start > block_size:
+                    yield self._block(passes, start, stop)
+                    passes, start = [], begin
+                passes.append(Pass(row, self._places[begin:end]))
+                stop = end
+        yield self._block(passes, start, stop)
+
+    def _block(self, passes: list[Pass], start: int, stop: int) -> Block:
+        there = slice(*np.searchsorted(self._pair_of, (start, stop)))
+        return Block(passes, self._by_pair[there], self._pair_of[there] - start)
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a module's forward pass is like."""
+
+    entries: int  #: of its largest tensor, for each example
+    operations: float  #: in floating point, for each example
+    mixes: bool  #: whether what it gives for an example depends on the others in the pass, or on the passes before
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, module: nn.Module, inputs: Tensor) -> Traits:
+        """Try a module in evaluation mode on four inputs; fewer are repeated, and would not show that it mixes them."""
+        four = inputs[torch.arange(4) % len(inputs)]
+        two, others = four.split(2)
+        with FlopCounterMode(display=False) as counter:
+            with _Sizes() as of_four:
+                together = module(four)
+            with _Sizes() as of_two:
+                first = module(two)
+        # What does not grow with the inputs does not count, such as a copy of a parameter.
+        growth = max(large - small for large, small in zip(of_four.sizes, of_two.sizes, strict=False)) // 2
+        apart = torch.cat([first, module(others)])
+        # Outputs of a model that has diverged are NaN or infinite; those in half precision keep fewer digits.
+        relative = max(TOLERANCE, 4 * torch.finfo(together.dtype).eps)
+        tolerance = relative * float(together.abs().nan_to_num(0.0, 0.0).max())
+        mixes = not torch.allclose(together, apart, rtol=0, atol=tolerance, equal_nan=True)
+        return cls(max(growth, four[0].numel()), counter.get_total_flops() / (4 + 2), mixes)
+
+    def pass_size(self, entries: int) -> int:
+        """Return how many inputs to pass together, so that no tensor has more than so many entries."""
+        return max(1, min(LARGEST_PASS, entries // self.entries))
+
+    def threads(self, inputs: int) -> int:
+        """Return how many threads a pass of so many inputs is worth."""
+        return torch.get_num_threads() if inputs * self.operations >= WORTH_SHARING else 1
+
+
+class _Sizes(TorchDispatchMode):
+    """Notes how many entries the results of all operations have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        for result in results if isinstance(results, tuple | list) else (results,):
+            if isinstance(result, Tensor):
+                self.sizes.append(result.untyped_storage().nbytes() // result.element_size())
+        return results
+
+
+# Scores of examples by what models give for them, and of clients by all of their examples.
+
+_log = logging.getLogger(__name__)
+
+
+class Whole:
+    """Metrics, and a loss, of all outputs of a client together: keeps the outputs until it has them all.
+
+    Parameters
+    ----------
+    task
+        The metrics, and the loss if it is one over a whole batch.
+    warned
+        Names of metrics of whose errors users have been warned; more are added.
+    """
+
+    def __init__(self, task: FittedTask, warned: set[str]) -> None:
+        self._task, self._warned = task, warned
+        self._metrics = {row: metric for row, metric in enumerate(task.metrics) if metric.whole is not None}
+        self._examples: list[Indices] = []
+        self._outputs: list[Tensor] = []
+        self._targets: list[Tensor] = []
+        self._device = torch.device("cpu")
+
+    @property
+    def _is_needed(self) -> bool:
+        return bool(self._metrics) or self._task.over_batch
+
+    def keep(self, examples: Indices, outputs: Tensor, at: Tensor, seen: Tensor) -> None:
+        """Keep the outputs for some examples; see :func:`score`."""
+        if self._is_needed:
+            self._examples.append(examples)
+            self._device = outputs.device
+            self._outputs.append(outputs[at.to(outputs.device)].cpu())
+            self._targets.append(seen.cpu())
+
+    def of_queries(self, query: Indices, clients: Sequence[int]) -> Iterator[tuple[int, dict[int, float]]]:
+        """Yield the numbers of each query, by the rows of the metrics; ``query`` is of each example.
+
+        A loss over the batch is in the row behind the metrics, times the number of targets.
+        """
+        if not self._is_needed:
+            return
+        order = np.argsort(np.concatenate(self._examples))
+        outputs, targets = torch.cat(self._outputs)[order], torch.cat(self._targets)[order]
+        outputs = like_targets(self._task, outputs, targets)
+        counts = np.bincount(query, minlength=len(clients)).tolist()
+        for k, (mine, seen) in enumerate(zip(outputs.split(counts), targets.split(counts), strict=True)):
+            numbers = {row: self._number(metric, mine, seen, clients[k]) for row, metric in self._metrics.items()}
+            if self._task.over_batch:
+                there = mine.to(self._device), seen.to(self._device)
+                numbers[len(self._task.metrics)] = float(self._task.total_loss(*there))
+            yield k, numbers
+
+    def _number(self, metric: Metric, outputs: Tensor, targets: Tensor, client: int) -> float:
+        """Return the score of a client; NaN if it has none."""
+        assert metric.whole is not None  # of those that are kept
+        if not bool(outputs.isfinite().all()):
+            return metric.worst
+        try:
+            # Copies, since a user's own metric may work in place, and the next one gets the same.
+            score = metric.whole(outputs.clone(), targets.clone())
+            return math.nan if score is None else float(score)  # pyright: ignore[reportUnnecessaryComparison]  (of users)
+        except Exception as error:  # whatever a metric of the user's raises: it ends no run
+            if metric.name not in self._warned:
+                _log.warning(
+                    "client %d, and perhaps others, have no score by %s: %s: %s",
+                    *(client, metric.name, type(error).__name__, error),
+                )
+            self._warned.add(metric.name)
+            return math.nan
+
+
+def like_targets(task: FittedTask, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return outputs ``[n, ...]`` in the shape of the targets of one example, if targets are numbers, or 0 and 1."""
+    if task.kind in ("binary", "multilabel", "regression"):
+        return outputs.reshape(len(outputs), *targets.shape[1:])
+    return outputs
+
+
+def score(task: FittedTask, outputs: Tensor, at: Tensor, seen: Tensor) -> Tensor:
+    """Score examples by the outputs ``[b, ...]`` of the distinct inputs.
+
+    ``at`` is which of these is the input of each example, int64 ``[m]``, and ``seen`` its targets ``[m, ...]``, as its
+    client sees them. Returns for each example the terms of each metric (0 for those of all outputs together), its loss,
+    and how many of its targets count, float64 ``[M + 2, m]``.
+    """
+    at, seen = at.to(outputs.device), seen.to(outputs.device)
+    counts, outputs = counted(seen).double(), like_targets(task, outputs, seen)
+    if task.is_plain:
+        losses = _nats(outputs, at, seen)
+    elif task.over_batch:  # of a client's examples together, see Whole
+        losses = torch.zeros_like(counts)
+    else:
+        losses = task.losses(outputs[at], seen).double() * counts
+    terms = [_terms(metric, outputs, at, seen, losses) for metric in task.metrics]
+    return torch.stack([*terms, losses, counts])
+
+
+def _nats(logits: Tensor, at: Tensor, seen: Tensor) -> Tensor:
+    """Return the summed cross-entropy of each example, without a copy of the logits for each."""
+    at, seen = at.unsqueeze(1), seen.view(len(seen), -1)
+    logits = logits.view(len(logits), seen.shape[1], -1)
+    counts, place = seen != IGNORED, torch.arange(seen.shape[1], device=seen.device)
+    nats = -functional.log_softmax(logits, -1)[at, place, seen.where(counts, 0)]
+    return nats.where(counts, 0).sum(1, dtype=torch.float64)
+
+
+def _terms(metric: Metric, outputs: Tensor, at: Tensor, seen: Tensor, losses: Tensor) -> Tensor:
+    if metric.whole is not None:
+        return torch.zeros_like(losses)
+    if metric.terms is None:
+        return losses
+    predicted = outputs if metric.predict is None else metric.predict(outputs)
+    return metric.terms(predicted[at], seen)
+
+
+def wins_of(ids: Sequence[int], losses: Sequence[NDArray[Any]]) -> Tensor:
+    """Return of how many examples of its client each model has the least loss; those of a client stand side by side."""
+    wins, first = torch.zeros(len(ids), dtype=torch.int64), 0
+    while first < len(ids):
+        stop = next((place for place in range(first, len(ids)) if ids[place] != ids[first]), len(ids))
+        table = np.nan_to_num(np.stack(losses[first:stop]), nan=np.inf)
+        wins[first:stop] = torch.from_numpy(np.bincount(table.argmin(axis=0), minlength=stop - first))
+        first = stop
+    return wins
+
 
 ENTRIES_AT_A_TIME, ENTRIES_AT_A_TIME_ON_CPU = 2**24, 2**22
 """Of the largest tensor in a forward pass, and of the logits that are scored in one go.

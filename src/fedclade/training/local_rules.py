@@ -1,6 +1,6 @@
 """Local rules at work: steps of k clients at once, on flat models ``[k, S]``.
 
-What each rule of :mod:`fedclade.core.local_rules` does is written here once, given what returns gradients at any model.
+What each rule of :mod:`fedclade.core.local` does is written here once, given what returns gradients at any model.
 The loop returns those of one client, by autograd; ``vmap`` those of all.
 """
 
@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from fedclade.core import ControlVariates, Interpolation, LocalRule, MetaLearning, MoreauEnvelope, rng
-from fedclade.training.jobs import Job, Workload
+from fedclade.training.jobs import Job, Places, Workload, batches, by_length
 from fedclade.training.optimizer import LocalOptimizer, clipping
-from fedclade.training.steps import Places, batches, by_length
 from fedclade.training.store import SERVED
 
 Gradients = Callable[[Tensor, Places, Tensor], tuple[Tensor, Tensor, Tensor]]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedclade.core import ConfigError
 from fedclade.data import Federation
 from fedclade.tasks import SHAPES, FittedTask
-from fedclade.training.steps import full
+from fedclade.training.jobs import full
 
 EXAMPLES = 8
 """Examples on which a loss is tried: of several clients, as one may have equal targets."""

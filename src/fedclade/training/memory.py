@@ -5,14 +5,19 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedclade.core import ConfigError, Layout, LocalTraining, shown
+from fedclade.core import ConfigError, Indices, Layout, LocalTraining, ModelError, Round, shown
+from fedclade.data import Federation, Pool
+from fedclade.training.jobs import Workload
 from fedclade.training.optimizer import LocalOptimizer
+from fedclade.training.stages import Held, Stages
 
 SHARE = 4
 """By default, one part in so many of the machine's memory."""
@@ -134,3 +139,100 @@ def bytes_per_client(module: nn.Module, layout: Layout, batch: Tensor, spec: Loc
     kept_by_it = 1 if optimizer.is_plain else len(optimizer.states)
     vectors = 3 + kept_by_it + (spec.mu > 0) + (spec.clip_norm is not None)
     return vectors * layout.size * layout.dtype.itemsize + 2 * sum(kept.values())
+
+
+# Which clients train at the same time: as many as the memory holds.
+
+
+class Blocks:
+    """Cuts clients into blocks that fit the memory, in bytes; what they hold and the module are on one device."""
+
+    def __init__(self, federation: Federation, module: nn.Module, layout: Layout, stages: Stages, memory: int) -> None:
+        self._federation, self._module, self._layout = federation, module, layout
+        self._stages, self._memory = stages, memory
+        self._bytes_by_spec: dict[LocalTraining, int] = {}
+
+    def of(self, sizes: Indices, this_round: Round, held: Held, models: int = 1) -> Sequence[Sequence[int]]:
+        """Return the places of clients with so many examples ``[n]`` by blocks; clients of one size side by side.
+
+        Each has so many ``models``, which train one after the other, and whose updates are kept until all have.
+        """
+        spec, rule = this_round.spec, this_round.rule
+        by_size = sorted(range(len(sizes)), key=lambda place: -sizes[place])
+        if spec not in self._bytes_by_spec:
+            largest = int(held.data.splits["train"].sizes.max())
+            some = np.resize(self._federation.clients[0].train, min(spec.batch_size, largest))
+            batch = self._federation.pool.inputs(some).to(held.data.device)
+            self._bytes_by_spec[spec] = bytes_per_client(self._module, self._layout, batch, spec)
+        own_data = 0 if held.data.bytes_kept else held.data.bytes_each * int(max(sizes))
+        vectors = (models - 1) + (0 if rule is None else rule.vectors)
+        each = self._bytes_by_spec[spec] + own_data + vectors * self._layout.size * self._layout.dtype.itemsize
+        at_once = max(1, (self._memory - self._stages.bytes_kept) // each)
+        return [block.tolist() for block in np.array_split(by_size, -(-len(sizes) // at_once))]
+
+
+# Whether a model fits the data of a federation.
+
+MODULE_ERRORS = (RuntimeError, ValueError, IndexError)
+"""What a module raises that does not fit a client's data."""
+
+
+def check_model_fits(module: nn.Module, federation: Federation, device: torch.device) -> None:
+    """Run two examples through the model and compare its outputs with the targets; a ModelError if they differ."""
+    pool = federation.pool
+    inputs = pool.inputs(federation.clients[0].train[:2])
+    module.eval()
+    try:
+        with torch.inference_mode():
+            outputs = module(inputs.to(device))
+    except Exception as error:
+        raise ModelError(f"the model cannot take inputs of shape {pool.input_shape} ({pool.name}): {error}") from error
+    got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+    if pool.task in ("classification", "language"):
+        expected, of_what = (len(inputs), *pool.y.shape[1:], pool.outputs), f"{pool.outputs} labels"
+    else:
+        expected, of_what = (len(inputs), pool.outputs), f"the targets of a {pool.task} task"
+        got = (*got, 1) if got == (len(inputs),) and pool.outputs == 1 else got
+    if got != expected:
+        raise ModelError(
+            f"the model should give {expected} outputs for {of_what} of {pool.name}, got {got}"
+            f"{_ignored_hint(pool, got, expected)}"
+        )
+
+
+def _ignored_hint(pool: Pool, got: object, expected: tuple[int, ...]) -> str:
+    """Return advice if a model lacks outputs only for a last label that may mean "no label", such as 255."""
+    if pool.task != "classification" or not isinstance(got, tuple) or got[:-1] != expected[:-1]:
+        return ""
+    outputs, largest = int(got[-1]), int(pool.y.max())
+    beyond = pool.y[pool.y >= outputs]
+    if len(beyond) == 0 or int(beyond.min()) < largest:
+        return ""
+    return f"; if label {largest} means that there is no label, leave its {len(beyond)} examples out"
+
+
+def model_error(
+    error: Exception,
+    each: Iterable[tuple[int, Workload]],
+    federation: Federation,
+    number: int,
+    engine: str,
+    train: Callable[[Workload], object],
+) -> ModelError:
+    """Return the error of clients that could not be trained together in a round, given the workload of each by itself.
+
+    It names the client on whose data training by ``train`` fails.
+    """
+    together = list(each)
+    for client, work in together:
+        try:
+            train(work)
+        except MODULE_ERRORS as its_own:
+            return ModelError(
+                f"round {number}: the model fails on the data of client {client} "
+                f"({federation.by_id[client].name!r}): {its_own}"
+            )
+    return ModelError(
+        f"round {number}: engine {engine!r} fails on {len(together)} clients together, each of whom trains alone: "
+        f"{error}; use --engine loop, or less memory"
+    )

@@ -16,16 +16,14 @@ from fedclade import LocalTraining
 from fedclade.channel import Limiting, Nothing, Sketch
 from fedclade.core import FedcladeError, Limits, Round, UpdateError, UpdateQuery, Updates
 from fedclade.flower import wire
-from fedclade.flower.keys import Key
 from fedclade.flower.models_sent import ModelsSent, training_values
 from fedclade.flower.policy import Policy
-from fedclade.flower.secure.kept import Kept
-from fedclade.flower.secure.member import Member
+from fedclade.flower.secure.member import Kept, Member
 from fedclade.flower.secure.norms import NormsByRound
 from fedclade.flower.secure.rounds import secure_updates
 from fedclade.flower.secure.secrets import digest_of_numbers
-from fedclade.flower.secure.setting import Members, SecureAggregation
-from fedclade.flower.secure.terms import SecureRules
+from fedclade.flower.secure.terms import Members, SecureAggregation, SecureRules
+from fedclade.flower.signing import Key
 from fedclade.flower.wire import Content
 
 D, S = 40, 42

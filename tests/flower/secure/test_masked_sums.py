@@ -11,7 +11,7 @@ import torch
 
 from fedclade import load_federation
 from fedclade.data import Federation
-from fedclade.flower.secure.numbers import Contribution, Numbers, RejectedSumError
+from fedclade.flower.secure.secrets import Contribution, Numbers, RejectedSumError
 
 
 @cache

@@ -19,8 +19,7 @@ from fedclade.flower.policy import Policy
 from fedclade.flower.secure import rounds
 from fedclade.flower.secure.adverts import Advert
 from fedclade.flower.secure.encoding import bitmap
-from fedclade.flower.secure.numbers import RejectedSumError, unpack
-from fedclade.flower.secure.secrets import own_mask
+from fedclade.flower.secure.secrets import RejectedSumError, own_mask, unpack
 from fedclade.flower.secure.spent import SpentQuestions
 from fedclade.flower.secure.terms import Terms
 from fedclade.flower.wire import Content

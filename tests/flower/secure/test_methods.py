@@ -14,7 +14,7 @@ from fedclade import Signature
 from fedclade.algorithms import ALGORITHMS, build_algorithm
 from fedclade.core import ConfigError
 from fedclade.flower.kinds import disclosures
-from fedclade.flower.secure.fits import check_sums, disclosures_of, with_signs
+from fedclade.flower.secure.terms import check_sums, disclosures_of, with_signs
 from fedclade.runs import RunSettings
 
 PAGE = Path(__file__).parents[3] / "docs" / "secure-aggregation.md"

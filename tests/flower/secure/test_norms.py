@@ -9,7 +9,7 @@ import torch
 
 from fedclade.core.errors import RunError
 from fedclade.flower.secure.norms import NORMS, Norms, NormsByRound
-from fedclade.flower.secure.numbers import ClusterSum
+from fedclade.flower.secure.secrets import ClusterSum
 
 
 def sum_with(norm: float, norm_of_buffers: float = 1.0) -> ClusterSum:

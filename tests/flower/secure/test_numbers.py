@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from scipy.linalg import hadamard as hadamard_matrix
 from torch import Tensor
 
-from fedclade.flower.secure.numbers import (
+from fedclade.flower.secure.rotation import Rotation, hadamard
+from fedclade.flower.secure.secrets import (
     LARGEST_SUM,
     LOSS_FRACTION,
     SQUARED_NORM,
@@ -28,7 +29,6 @@ from fedclade.flower.secure.numbers import (
     pack,
     unpack,
 )
-from fedclade.flower.secure.rotation import Rotation, hadamard
 
 D, BUFFERS = 500, 12
 

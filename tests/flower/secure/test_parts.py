@@ -8,7 +8,6 @@ from flwr.common.secure_aggregation.crypto.shamir import create_shares
 
 from fedclade.core import UpdateError
 from fedclade.flower.secure.encoding import bitmap, encode, read_bitmap, tag
-from fedclade.flower.secure.graph import draw_holders
 from fedclade.flower.secure.parameters import Graph
 from fedclade.flower.secure.secrets import (
     agreed,
@@ -27,6 +26,7 @@ from fedclade.flower.secure.secrets import (
     seal,
     unseal,
 )
+from fedclade.flower.secure.terms import draw_holders
 
 SCOPE = b"c" * 32, b"l" * 32
 

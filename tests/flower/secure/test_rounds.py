@@ -18,8 +18,7 @@ from fedclade.core import ConfigError, Mixture, PolicyError, Round, SumClipped, 
 from fedclade.flower import wire
 from fedclade.flower.policy import Policy
 from fedclade.flower.secure import member
-from fedclade.flower.secure.numbers import Numbers, unpack
-from fedclade.flower.secure.secrets import new_key
+from fedclade.flower.secure.secrets import Numbers, new_key, unpack
 from fedclade.flower.secure.terms import STAGES
 from fedclade.flower.training_asked import TrainingFailedError
 from fedclade.flower.wire import Content

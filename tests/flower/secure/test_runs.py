@@ -18,10 +18,10 @@ from fedclade.channel import Budget
 from fedclade.core.errors import ConfigError, UpdateError
 from fedclade.flower import LocalGrid, Network, wire
 from fedclade.flower.from_config import RunConfig
-from fedclade.flower.keys import KEY_FILE, key_of
 from fedclade.flower.policy import Policy
-from fedclade.flower.secure.kept import Kept
+from fedclade.flower.secure.member import Kept
 from fedclade.flower.secure.secrets import digest_of_numbers
+from fedclade.flower.signing import KEY_FILE, key_of
 from fedclade.flower.wire import Content
 from tests.flower.grids import (
     CFL_OF_TWO,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedclade import Aggregation
-from fedclade.flower.secure.numbers import ClusterSum
+from fedclade.flower.secure.secrets import ClusterSum
 from fedclade.flower.secure.sums_of_cluster import combine, deal
 
 

@@ -15,15 +15,15 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedclade.flower.keys import Key
 from fedclade.flower.secure.adverts import Advert, digest_of_list
 from fedclade.flower.secure.encoding import bitmap, transcript
-from fedclade.flower.secure.group import Group
-from fedclade.flower.secure.kept import Kept
-from fedclade.flower.secure.member import add_masks
-from fedclade.flower.secure.numbers import MODULUS, Contribution, Numbers, pack, unpack
+from fedclade.flower.secure.member import Kept, add_masks
 from fedclade.flower.secure.parameters import Graph
+from fedclade.flower.secure.rounds import Group
 from fedclade.flower.secure.secrets import (
+    MODULUS,
+    Contribution,
+    Numbers,
     Scope,
     agreed,
     combined,
@@ -32,13 +32,16 @@ from fedclade.flower.secure.secrets import (
     is_key_of,
     is_seed_of,
     own_mask,
+    pack,
     pair_mask,
     promises_of,
     public_of,
+    unpack,
     unseal,
 )
 from fedclade.flower.secure.statements import Statements
 from fedclade.flower.secure.terms import Terms
+from fedclade.flower.signing import Key
 
 VECTORS = Path(__file__).parents[2] / "vectors"
 

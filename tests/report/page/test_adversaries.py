@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fedclade.report.comparison import Comparison
-from fedclade.report.page.adversaries import adversaries_section
+from fedclade.report.page.faults import adversaries_section
 from fedclade.report.run_view import RunView
 from fedclade.report.tables import facts
 

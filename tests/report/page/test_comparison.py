@@ -8,9 +8,9 @@ import pytest
 
 from fedclade.config import check_config
 from fedclade.report.page import Card, RunView, Section, Table, comparison_page, run_labels
-from fedclade.report.page.cards import run_cards
+from fedclade.report.page.one_run import run_cards
 from fedclade.runs.store.run import Run
-from fedclade.tasks.scores import spread
+from fedclade.tasks.metrics import spread
 
 
 @pytest.fixture

@@ -14,12 +14,11 @@ import torch
 from fedclade.core.errors import MissingExtraError, RunError
 from fedclade.core.tree import ParameterTree
 from fedclade.report.colours import palette
-from fedclade.report.page import Page, RunView, comparison_page, document, page_html, run_page, state_json, write_page
-from fedclade.report.page.document import script_json
-from fedclade.report.page.section import as_json
+from fedclade.report.page import Page, RunView, comparison_page, page_html, run_page, section, state_json, write_page
+from fedclade.report.page.section import as_json, script_json
 from fedclade.runs.store.run import Run
-from fedclade.runs.store.similarities import SimilarityMatrix
-from fedclade.tasks.scores import spread
+from fedclade.runs.store.tree_files import SimilarityMatrix
+from fedclade.tasks.metrics import spread
 from tests.report.conftest import summary
 
 EVIL = "</script><img src=x onerror=alert(1)>%{x}"
@@ -27,7 +26,7 @@ EVIL = "</script><img src=x onerror=alert(1)>%{x}"
 
 def own_parts(html: str) -> str:
     """Return a page without Plotly's script, which has tags and addresses of its own."""
-    script = document._plotly_script()
+    script = section._plotly_script()
     assert html.count(script) == 1, "one copy of Plotly"
     return html.replace(script, "")
 
@@ -210,7 +209,7 @@ def test_a_page_is_written_whole_or_not_at_all(pages: dict[str, Page], tmp_path:
 def test_without_what_draws_it_a_page_says_how_to_get_that(
     pages: dict[str, Page], monkeypatch: pytest.MonkeyPatch, module: str, package: str
 ):
-    for cached in (document._environment, document._parts, document._plotly_script):
+    for cached in (section._environment, section._parts, section._plotly_script):
         cached.cache_clear()
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtraError, match=rf"the report page needs .*'{package}'.*fedclade\[report\]"):

@@ -12,16 +12,15 @@ from torch import nn
 from fedclade.config import check_config
 from fedclade.core.params import Layout
 from fedclade.core.tree import ParameterTree
-from fedclade.report.decisions import event_table
 from fedclade.report.page import Card, RunView
-from fedclade.report.page.curves import scores_section
+from fedclade.report.page.curves import MATRICES, SIDE, scores_section
+from fedclade.report.page.one_run import as_texts, repeat_command
 from fedclade.report.page.plot import LONGEST
 from fedclade.report.page.sankey import REST, STAGES, WIDEST
-from fedclade.report.page.setting import as_texts, repeat_command
-from fedclade.report.page.similarity import MATRICES, SIDE
+from fedclade.report.tables import event_table
 from fedclade.runs import Callback, RoundRecord
-from fedclade.runs.store.similarities import SimilarityMatrix
-from fedclade.tasks.scores import spread
+from fedclade.runs.store.tree_files import SimilarityMatrix
+from fedclade.tasks.metrics import spread
 
 ALWAYS = ["scores", "tree", "clients", "config"]
 

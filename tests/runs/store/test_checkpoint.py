@@ -15,7 +15,9 @@ import torch
 
 from fedclade import CheckpointError, ParameterTree
 from fedclade.core.files import sha256_of
-from fedclade.runs.store import Checkpoint, RunFolder, SimilarityMatrix, members, segments
+from fedclade.runs.store import Checkpoint, RunFolder, SimilarityMatrix
+from fedclade.runs.store import checkpoint as members
+from fedclade.runs.store import checkpoint as segments
 from fedclade.runs.store.checkpoint import FORMAT
 
 FILES = [

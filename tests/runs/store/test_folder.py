@@ -27,7 +27,7 @@ from fedclade.runs import rounds as rounds_module
 from fedclade.runs.store import checkpoint as checkpoint_module
 from fedclade.runs.store import run as run_module
 from fedclade.runs.store.folder import first_difference
-from fedclade.runs.store.lock import Lock
+from fedclade.runs.store.manifest import Lock
 from fedclade.runs.store.run import check_free
 from tests.tiny import federation_of, linear
 

@@ -21,9 +21,9 @@ import torch
 
 from fedclade import CFL, LocalTraining, Run, RunError, simulate
 from fedclade.runs.newcomers import Newcomers
-from fedclade.runs.store.config_file import read_run_config, write_config
+from fedclade.runs.store.contents import check_shape
+from fedclade.runs.store.manifest import read_run_config, write_config
 from fedclade.runs.store.newcomers import read_newcomers, score_columns
-from fedclade.runs.store.shape import check_shape
 from fedclade.runs.store.tree_files import read_tree
 from tests.folders import resealed, unsealed
 from tests.tiny import federation_of, linear

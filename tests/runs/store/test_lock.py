@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedclade import CFL, LocalTraining, Run, RunError, RunInterrupted, simulate
-from fedclade.runs.store.lock import LOCK, Lock
+from fedclade.runs.store.manifest import LOCK, Lock
 from tests.tiny import federation_of, linear
 
 BUSY = "another process is writing to the run folder {}; wait until it is done, stop it, or name another folder"

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedclade.runs.store.contents import write_rows
-from fedclade.runs.store.row_table import AT_A_TIME, Row, RowTable
+from fedclade.runs.store.contents import AT_A_TIME, Row, RowTable, write_rows
 
 ROWS: list[Row] = [
     *({"round": 1, "client": client, "name": f"c{client}", "loss": client / 2, "true": None} for client in range(3)),

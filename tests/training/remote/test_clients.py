@@ -20,10 +20,9 @@ from fedclade.tasks import Task
 from fedclade.training import SimulatedClients
 from fedclade.training.remote import Actors, RayClients, Setup, here, taken_by
 from fedclade.training.remote import actor as actor_module
-from fedclade.training.remote import pool as pool_module
-from fedclade.training.remote.actor import Place, Shard
+from fedclade.training.remote import cluster as pool_module
+from fedclade.training.remote.actor import Place, Shard, unpacked
 from fedclade.training.remote.cluster import Room
-from fedclade.training.remote.packing import unpacked
 from tests.tiny import FEATURES, LABELS, federation_of, perceptron
 
 cloudpickle = pytest.importorskip("ray.cloudpickle")

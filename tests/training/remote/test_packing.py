@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedclade.training.remote.packing import SMALL, packed, unpacked
+from fedclade.training.remote.actor import SMALL, packed, unpacked
 
 cloudpickle = pytest.importorskip("ray.cloudpickle")
 

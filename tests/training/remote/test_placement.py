@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedclade.training.remote.placement import Speeds, dealt, makespan
+from fedclade.training.remote.clients import Speeds, dealt, makespan
 
 WORK = {client: float(size) for client, size in enumerate((60, 50, 40, 30, 20, 10))}
 

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.training import auto
-from fedclade.training.auto import build_engine
+from fedclade.training.auto import build_engine, objection
 from fedclade.training.jobs import Workload
 from fedclade.training.loop import LoopEngine
 from fedclade.training.stacked import CannotStack, StackedEngine
-from fedclade.training.trial import objection
 from tests.training.worlds import LABELS, SIZES, SPECS, TOKENS, task_of
 
 PLACES, WIDTH, HEADS = 5, 8, 2

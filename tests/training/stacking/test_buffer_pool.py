@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fedclade.training.stacking.buffer_pool import BufferPool
+from fedclade.training.stacking.stacked_parameter import BufferPool
 
 
 def test_the_same_memory_is_given_for_anything_that_fits():

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedclade.core import IGNORED
 from fedclade.tasks import FittedTask
+from fedclade.training.stacking.batches import Plan
 from fedclade.training.stacking.loss import REGISTER, Losses
-from fedclade.training.stacking.plan import Plan
 
 BATCH = 4
 

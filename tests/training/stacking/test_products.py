@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedclade.training.stacking import products
-from fedclade.training.stacking.products import TINY, Product
+from fedclade.training.stacking import functions
+from fedclade.training.stacking.functions import TINY, Product
 
 
 def matrices(rows: int, inner: int, columns: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -39,7 +39,7 @@ def test_tiny_products_are_numpy_s_unless_torch_has_many_threads(
     assert (8 * 256 * columns <= TINY) == (columns == 128)
     called: list[bool] = []
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(products.np, "matmul", lambda *_, out: called.append(True))
+    monkeypatch.setattr(functions.np, "matmul", lambda *_, out: called.append(True))
     Product(left, right, torch.empty(3, 8, columns))()
     assert bool(called) == numpy
 

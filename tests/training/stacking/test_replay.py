@@ -18,12 +18,11 @@ from torch.utils._pytree import tree_leaves
 
 from fedclade import LocalTraining
 from fedclade.training import auto
-from fedclade.training.auto import build_engine
+from fedclade.training.auto import build_engine, objection
 from fedclade.training.jobs import Engine, Workload
 from fedclade.training.stacked import StackedEngine
-from fedclade.training.stacking import products, replay
+from fedclade.training.stacking import functions, replay
 from fedclade.training.stacking.replay import Replay
-from fedclade.training.trial import objection
 from tests.training.worlds import FEATURES, LABELS, SPECS, Tied, features, perceptron, task_of
 
 SIZES = (60, 60, 50, 23)
@@ -92,7 +91,7 @@ def refuses(run: object) -> NoReturn:
 
 @pytest.fixture(autouse=True)
 def _no_product_unseen(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(products, "TINY", 0)  # NumPy's do not go through torch
+    monkeypatch.setattr(functions, "TINY", 0)  # NumPy's do not go through torch
 
 
 def task_for(name: str, spec: LocalTraining) -> Workload:

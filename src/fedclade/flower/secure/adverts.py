@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedclade.core import UpdateError
-from fedclade.flower.keys import Key
 from fedclade.flower.secure.encoding import digest, transcript
 from fedclade.flower.secure.secrets import check_public
 from fedclade.flower.secure.statements import is_signed
 from fedclade.flower.secure.terms import listed
+from fedclade.flower.signing import Key
 from fedclade.flower.wire import Content, shown
 
 

@@ -6,31 +6,32 @@ import logging
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import torch
-from flwr.app import RecordDict
+from flwr.app import ConfigRecord, RecordDict
 from flwr.common.secure_aggregation.crypto.shamir import create_shares
 from torch import Tensor
 
 from fedclade.core import FedcladeError, UpdateError, Updates
 from fedclade.flower import wire
-from fedclade.flower.keys import Key
 from fedclade.flower.policy import Policy
 from fedclade.flower.secure import adverts as advertising
 from fedclade.flower.secure.adverts import Advert, digest_of_list
-from fedclade.flower.secure.encoding import DIGEST_BYTES
-from fedclade.flower.secure.graph import draw_holders
-from fedclade.flower.secure.kept import Kept
-from fedclade.flower.secure.numbers import Contribution, Masked, pack
+from fedclade.flower.secure.encoding import DIGEST_BYTES, read_bitmap
+from fedclade.flower.secure.parameters import Graph
 from fedclade.flower.secure.secrets import (
+    Contribution,
+    Masked,
+    Scope,
     agreed,
     commitment,
     digest_of_numbers,
     new_key,
     new_seed,
     own_mask,
+    pack,
     pair_mask,
     promises_of,
     public_of,
@@ -38,10 +39,142 @@ from fedclade.flower.secure.secrets import (
     unseal,
 )
 from fedclade.flower.secure.spent import SpentQuestions
-from fedclade.flower.secure.statements import is_signed
-from fedclade.flower.secure.terms import OF_STAGE, Terms, anchor_of, digest_of, listed, model_of, question_of
+from fedclade.flower.secure.statements import Statements, is_signed
+from fedclade.flower.secure.terms import (
+    OF_STAGE,
+    Terms,
+    anchor_of,
+    digest_of,
+    draw_holders,
+    listed,
+    model_of,
+    question_of,
+)
+from fedclade.flower.signing import Key
 from fedclade.flower.training_asked import TrainingFailedError
 from fedclade.flower.wire import Content, shown
+
+# What a client remembers of a sum between two messages: in Flower's state, that is in its
+# SuperNode's memory.
+
+_STATE = "fedclade.secure"
+
+
+@dataclass
+class Kept:
+    """A client's part in a sum.
+
+    Parameters
+    ----------
+    instance, terms, client
+        Of which sum it is part, by which terms (JSON), and under which number.
+    masking, sealing, seed
+        Its private keys and the seed of its own mask.
+    listing
+        λ, the digest of the list.
+    members, signers, their_masking, their_sealing
+        The clients on the list in ascending order, itself included, and their public keys.
+    insisting
+        Those of the members whose updates leave under masks alone.
+    holders
+        The others to which it has dealt shares of its secrets.
+    own_seed_share, own_key_share
+        Its own shares of its secrets, in a complete graph.
+    dealt, active
+        Bitmaps of D, those that have dealt shares, and of A, those whose updates are added up.
+    sources, seed_shares, key_shares
+        Those that have dealt shares to it, and the shares; empty ones could not be read.
+    stage
+        That it has answered last.
+    ticket
+        A random name of this part, which the client draws itself: the server may use an instance twice.
+    """
+
+    instance: str
+    terms: str
+    client: int
+    masking: bytes
+    sealing: bytes
+    seed: bytes
+    listing: bytes = b""
+    members: list[int] = field(default_factory=list[int])
+    signers: list[bytes] = field(default_factory=list[bytes])
+    their_masking: list[bytes] = field(default_factory=list[bytes])
+    their_sealing: list[bytes] = field(default_factory=list[bytes])
+    insisting: list[int] = field(default_factory=list[int])
+    holders: list[int] = field(default_factory=list[int])
+    own_seed_share: bytes = b""
+    own_key_share: bytes = b""
+    dealt: bytes = b""
+    active: bytes = b""
+    sources: list[int] = field(default_factory=list[int])
+    seed_shares: list[bytes] = field(default_factory=list[bytes])
+    key_shares: list[bytes] = field(default_factory=list[bytes])
+    stage: str = ""
+    ticket: str = ""
+
+    @classmethod
+    def load(cls, state: RecordDict | None, stage: str, content: Content) -> Kept:
+        """Return what is kept for the stage after ``stage`` of the sum that a question names.
+
+        An UpdateError if it is of another sum, or at another stage: each is answered once, or masks would be used
+        twice.
+        """
+        record = {} if state is None else state.get(_STATE)
+        kept = dict(record) if isinstance(record, ConfigRecord) else {}
+        if kept.get("instance") != content.get("instance", str):
+            raise UpdateError(f"asked for the {content.get('what', str)!r} of a sum that this client has no part in")
+        if kept["stage"] != stage:
+            raise UpdateError(
+                f"asked for the {content.get('what', str)!r} of a sum, which comes once and after {stage!r}; the last "
+                f"it answered was {kept['stage']!r}"
+            )
+        return cls(**{each.name: kept[each.name] for each in fields(cls)})  # pyright: ignore[reportArgumentType]
+
+    def read_terms(self) -> Terms:
+        """Return the terms of the sum."""
+        return Terms.read(Content({"terms": self.terms}))
+
+    @property
+    def scope(self) -> Scope:
+        """What secrets and signatures are bound to."""
+        return self.read_terms().context, self.listing
+
+    @property
+    def statements(self) -> Statements:
+        """What is signed in the sum."""
+        return Statements(self.scope, self.dealt)
+
+    @property
+    def graph(self) -> Graph:
+        """Who deals shares to whom."""
+        return self.read_terms().graph(len(self.members))
+
+    @property
+    def quorum(self) -> int:
+        """How many have to agree on the sum."""
+        return self.read_terms().quorum(len(self.members))
+
+    def members_of(self, bits: bytes) -> list[int]:
+        """Return the clients of a bitmap."""
+        return read_bitmap(bits, self.members)
+
+    def signer(self, client: int) -> str:
+        """Return the key by which a client on the list signs, in hexadecimal."""
+        return self.signers[self.members.index(client)].hex()
+
+    def save(self, state: RecordDict | None, stage: str) -> None:
+        """Note that a stage is answered; what was secret is forgotten as soon as it has served."""
+        if state is None:
+            raise UpdateError("a client can take part in a sum only if Flower keeps a state for it")
+        self.stage = stage
+        if stage in ("masked", "unmask"):
+            self.masking = self.sealing = self.seed = b""
+        if stage == "unmask":
+            self.own_seed_share = self.own_key_share = b""
+            self.seed_shares, self.key_shares = [], []
+        state[_STATE] = ConfigRecord(vars(self))
+
 
 _log = logging.getLogger(__name__)
 

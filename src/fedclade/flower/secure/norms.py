@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median_low
 
 from fedclade.core import RunError, appear
-from fedclade.flower.secure.numbers import ClusterSum
+from fedclade.flower.secure.secrets import ClusterSum
 
 NORMS = "norms.json"
 """The file of a run folder that has C of each round."""

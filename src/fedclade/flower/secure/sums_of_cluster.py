@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedclade.core import Aggregation, Updates, mean, row_norms
-from fedclade.flower.secure.numbers import ClusterSum
+from fedclade.flower.secure.secrets import ClusterSum
 
 FEWEST_SUMS = 3
 """Of two means either could be the wrong one."""

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from hashlib import sha256
-from typing import Any, cast
+from typing import Any, Protocol, TypeVar, cast
 
-from fedclade.core import UpdateError
+from flwr.app import Array, RecordDict
+
+from fedclade.algorithms import Algorithm
+from fedclade.channel import Limiting, Sketch
+from fedclade.core import Aggregation, ConfigError, UpdateError, UpdateQuery
+from fedclade.flower.kinds import SKETCH
 from fedclade.flower.secure.encoding import digest
-from fedclade.flower.secure.numbers import Numbers
+from fedclade.flower.secure.norms import NormsByRound
 from fedclade.flower.secure.parameters import MOST_COMPLETE, Graph, fewest_holders, quorum
+from fedclade.flower.secure.secrets import Numbers
 from fedclade.flower.secure.sums_of_cluster import FEWEST_SUMS
 from fedclade.flower.wire import PROTOCOL, Content, T, shown
+from fedclade.runs import RunSettings
 
 STAGES = ("keys", "shares", "masked", "agree", "unmask")
 """The questions of a sum, in their order; the third trains."""
@@ -198,3 +206,186 @@ def listed(content: Content, name: str, kind: type[T]) -> list[T]:
 
 def _digest_of_json(purpose: str, values: Mapping[str, Any]) -> str:
     return digest(purpose, json.dumps(values, sort_keys=True)).hex()
+
+
+# What the server's side of secure aggregation goes by in a run, and which queries it can take.
+
+Value = TypeVar("Value")
+
+
+class Asks(Protocol):
+    """What puts questions to clients: :class:`~fedclade.flower.GridClients`."""
+
+    def content(self, kind: str, values: Mapping[str, Any], vectors: Mapping[str, Array] | None = None) -> RecordDict:
+        """Return the content of a question."""
+        ...
+
+    def request(
+        self,
+        contents: Mapping[int, RecordDict],
+        kind: str,
+        group: str,
+        read: Callable[[int, Content], Value],
+        left_out: dict[int, str],
+        largest: int = 0,
+    ) -> Iterator[tuple[int, Value]]:
+        """Send questions; yield what is read of the answers."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Members:
+    """What is known of clients: the examples that each registered with, and its public key."""
+
+    sizes: Mapping[int, int]
+    keys: Mapping[int, str]
+
+
+@dataclass
+class SecureAggregation:
+    """Gets sums of updates, and signatures, in place of updates.
+
+    Parameters
+    ----------
+    rules
+        The run's.
+    compared
+        What an update is compared by; that leaves its client unmasked.
+    limiting
+        How much an update may weigh.
+    norms
+        How long an update may be.
+    rule
+        How one update is made of several sums of a cluster.
+    withholds_losses
+        Whether clients withhold their losses, as those with a privacy budget do.
+    """
+
+    rules: SecureRules
+    compared: Sketch
+    limiting: Limiting
+    norms: NormsByRound
+    rule: Aggregation = field(default_factory=Aggregation)
+    withholds_losses: bool = False
+    is_unguarded_noted: bool = False
+    barred: dict[int, str] = field(default_factory=dict[int, str])
+    """Clients whose shares were wrong, and why they take no further part: with them no sum would be had."""
+
+
+def check(query: UpdateQuery) -> None:
+    """Check that a query is one whose updates can be added up; a ConfigError otherwise."""
+    what = "gradients" if query.kind != "train" else "the models of a mixture" if query.mixture is not None else ""
+    if what or query.own:
+        raise ConfigError(
+            f"network.secure_aggregation = true adds up updates of one model for each cluster, and is asked for "
+            f"{what or 'models of clients'}; take another algorithm, or leave it out"
+        )
+    anchors = query.assignment if query.anchors is None else query.anchors
+    if query.round.uses_anchors and len(set(zip(query.assignment, anchors, strict=True))) > len(set(query.assignment)):
+        raise ConfigError(
+            "network.secure_aggregation = true adds up updates of clients that train alike, and some that train the "
+            "same model are drawn to different ones; take another algorithm, or leave it out"
+        )
+
+
+# Which runs secure aggregation fits, and what single clients disclose in them beside sums.
+
+REVEALS = {
+    SKETCH: (
+        "the signs of {dim} random projections of each update that is compared: {dim} bits of it, and cosines between "
+        "clients to about {error:.2f}"
+    ),
+    "statistics": "means and squares of each client's inputs, and how many examples of each label it has",
+    "choice": "which of the models that it is sent has the lowest loss on each client's training data, once a round",
+    "descriptors": "means and directions of each client's inputs, as a model sees them",
+    "subspaces": "directions of each client's inputs, which are close to their means",
+}
+"""What a name of a policy's ``disclose`` stands for."""
+
+
+def with_signs(settings: RunSettings) -> RunSettings:
+    """Return the settings with signs in place of sketches: of masked updates nothing else is compared."""
+    if settings.signature.kind != "projected":
+        return settings
+    return replace(settings, signature=replace(settings.signature, kind="signs"))
+
+
+def disclosures_of(settings: RunSettings, algorithm: Algorithm, *, statistics: bool = False) -> dict[str, str]:
+    """Return what single clients must disclose in a run of sums: what it reveals, by its name in ``disclose``.
+
+    With ``statistics`` inputs are scaled, or labels weighted, by what all clients' examples come to.
+    """
+    names = [*([SKETCH] if algorithm.compares else []), *algorithm.discloses, *(["statistics"] if statistics else [])]
+    dim = settings.signature.dim
+    return {name: REVEALS.get(name, name).format(dim=dim, error=math.pi / (2 * math.sqrt(dim))) for name in names}
+
+
+def announcement(settings: RunSettings, algorithm: Algorithm, *, statistics: bool = False) -> str:
+    """Return what the server says at the start of a run whose clients disclose something beside sums, or nothing."""
+    disclosed = disclosures_of(settings, algorithm, statistics=statistics)
+    if not disclosed:
+        return ""
+    told = "; ".join(f"{name}: {what}" for name, what in disclosed.items())
+    return (
+        f"this run of {type(algorithm).__name__} needs more of each client than sums ({told}); a client with "
+        f'secure-aggregation=true takes part only with disclose="{" ".join(disclosed)}" in its node config'
+    )
+
+
+def check_sums(settings: RunSettings, algorithm: Algorithm, clients: int = 0, *, parts: int = 1) -> None:
+    """Check that a run of so many clients can do with sums of updates, and with signs where it compares.
+
+    ``parts`` is the number of sums for each cluster, if these are enough for robust rules.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot; a line for each reason.
+    """
+    name, problems = type(algorithm).__name__, list[str]()
+    asked = algorithm.asks(clients, settings.client_fraction)
+    if algorithm.needs_updates:
+        problems.append(f"{name} needs the updates of single clients; take another algorithm, or leave it out")
+    elif algorithm.compares and settings.signature.kind == "full":
+        problems.append(f"{name} compares whole updates, which would be sent; set signature.kind = 'projected'")
+    elif algorithm.compares and algorithm.compares_lengths:
+        problems.append(
+            f"{name} compares how long updates are, and signs of sketches tell their directions alone; set "
+            "algorithm.metric = 'cosine'"
+        )
+    if algorithm.asks_for_gradients:
+        problems.append(f"{name} asks for gradients, which leave without masks; take updates in place of them")
+    if asked and not algorithm.discloses:
+        problems.append(
+            f"{name} asks each client for {asked}, from which its training data can be read; take another algorithm, "
+            "or settings with which it does not (docs/secure-aggregation.md has a table of methods), or leave it out"
+        )
+    if settings.aggregate.is_robust and parts == 1:
+        rule = settings.aggregate.rule
+        problems.append(
+            f"aggregate.rule = {rule!r} needs the updates of single clients, or several sums for each cluster; set "
+            "network.secure_parts to at least 3, or leave it out"
+        )
+    if settings.aggregate.leave_out_opposed is True:
+        problems.append("aggregate.leave_out_opposed = true needs the updates of single clients; leave it out")
+    if settings.aggregate.clip_above not in ("auto", math.inf):
+        problems.append("nobody can shorten an update that is part of a sum; leave aggregate.clip_above out")
+    if settings.stream is False:
+        problems.append("the server has sums alone, as a run that streams; leave out stream = false")
+    if problems:
+        raise ConfigError("\n".join(f"network.secure_aggregation = true: {problem}" for problem in problems))
+
+
+# Whom a client deals shares of its secrets to.
+
+
+def draw_holders(client: int, members: Sequence[int], graph: Graph) -> list[int]:
+    """Return the others that a client deals shares to, ascending: all, or so many as the graph says.
+
+    The client draws them from the operating system, after it has seen the list. So neither the
+    server nor other clients can choose them, nor try lists until the draw suits them.
+    """
+    others = [member for member in members if member != client]
+    if graph.holders == 0:
+        return others
+    return sorted(secrets.SystemRandom().sample(others, graph.holders))

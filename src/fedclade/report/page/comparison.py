@@ -16,8 +16,8 @@ from urllib.parse import quote
 from fedclade.report.colours import series
 from fedclade.report.estimates import SCORED, note_of_chosen
 from fedclade.report.formats import NONE, duration, number, traffic
+from fedclade.report.page.one_run import as_texts, repeat_command
 from fedclade.report.page.section import Card, Page, Section, Table, table_by_round
-from fedclade.report.page.setting import as_texts, repeat_command
 from fedclade.report.page.tree import tree_picture
 from fedclade.report.picture import Axis, LegendEntry, Line, Panel, Picture, rounds_axis
 from fedclade.report.run_view import RunView

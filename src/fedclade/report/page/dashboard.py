@@ -13,10 +13,8 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from fedclade.core import RunError
-from fedclade.report.page.cards import run_cards
-from fedclade.report.page.document import cards_html, page_html, state_json
-from fedclade.report.page.one_run import run_page
-from fedclade.report.page.section import Page
+from fedclade.report.page.one_run import run_cards, run_page
+from fedclade.report.page.section import Page, cards_html, page_html, state_json
 from fedclade.report.run_view import RunView
 from fedclade.report.score import Score
 from fedclade.runs import Callback, EndRecord, RoundRecord, Run

@@ -9,12 +9,12 @@ from math import sqrt
 from statistics import fmean
 
 from fedclade.core import Node
-from fedclade.report import outcome, queries
-from fedclade.report.decisions import criterion_text
+from fedclade.report import queries, run_view
 from fedclade.report.formats import NONE, count, percent, shortened
 from fedclade.report.page.section import Section
 from fedclade.report.queries import Series
 from fedclade.report.run_view import RunView
+from fedclade.report.tables import criterion_text
 
 DRAWN = 40
 """So many current clusters are drawn, the largest; of the rest only the number is shown."""
@@ -206,7 +206,7 @@ class _Layout:
             when = "" if is_leaf else " before its split"
             shown.append((f"{self.view.score.label}{when}", self.view.score.text(self.scores[node.id].values[-1])))
         truth = self.view.outcome.truth
-        if truth is not None and (purity := outcome.purity(node.members, truth)) is not None:
+        if truth is not None and (purity := run_view.purity(node.members, truth)) is not None:
             shown.append(("purity", percent(purity, 0)))
         shown += [(f"{name} at its split", value) for name, value in map(criterion_text, node.criteria.items())]
         return shown
@@ -215,7 +215,7 @@ class _Layout:
         truth = self.view.outcome.truth
         if truth is None:
             return []
-        overall, inside = dict(outcome.composition(truth, truth)), outcome.composition(node.members, truth)
+        overall, inside = dict(run_view.composition(truth, truth)), run_view.composition(node.members, truth)
         known = sum(n for _, n in inside)
         return [Share(label, n, overall[label], round(100 * n / known, 1)) for label, n in inside]
 

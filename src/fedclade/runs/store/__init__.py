@@ -6,7 +6,7 @@ from fedclade.runs.store.folder import RunFolder
 from fedclade.runs.store.kept_round import KeptRound
 from fedclade.runs.store.load_export import load_export
 from fedclade.runs.store.run import Run
-from fedclade.runs.store.similarities import SimilarityMatrix
+from fedclade.runs.store.tree_files import SimilarityMatrix
 
 __all__ = [
     "Checkpoint",

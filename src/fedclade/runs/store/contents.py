@@ -3,20 +3,183 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import math
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from functools import cache
+from itertools import accumulate, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, get_origin, get_type_hints, overload
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.core import import_extra
-from fedclade.runs.store.row_table import Column, Row, RowTable
-from fedclade.runs.store.shape import check_shape
+from fedclade.core import Event, import_extra, shown
 from fedclade.tasks import noted_metrics
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+
+# Rows of a long table, kept as columns: those of a million clients would take gigabytes as dicts.
+
+Row = dict[str, Any]
+
+Column = NDArray[Any] | list[Any]
+"""Values of equal type as an array; others, such as names and what may be missing, as a list."""
+
+Block = Mapping[str, Column]
+
+AT_A_TIME = 65_536
+"""Rows that are made into dicts in one go where all are looked at."""
+
+
+class RowTable(Sequence[Row]):
+    """Rows that are added in blocks and read like a list of dicts, each of which is made when it is looked at."""
+
+    def __init__(self, blocks: Iterable[Block] = ()) -> None:
+        self.blocks: tuple[Block, ...] = tuple(block for block in blocks if _length(block))
+        """The columns of each block, all of one length, by name."""
+        self._ends = list(accumulate(map(_length, self.blocks)))
+
+    @classmethod
+    def of(cls, rows: Iterable[Row]) -> RowTable:
+        """Return rows given as dicts, a block for those of each round with the same keys."""
+        if isinstance(rows, RowTable):
+            return rows
+        together = groupby(rows, key=lambda row: (row.get("round"), *row))
+        blocks = ((list(kind[1:]), list(some)) for kind, some in together)
+        return cls({name: _column([row[name] for row in some]) for name in names} for names, some in blocks)
+
+    def with_block(self, block: Block) -> RowTable:
+        """Return these rows, and those of a block behind them."""
+        return RowTable((*self.blocks, block))
+
+    def column(self, name: str) -> list[Any]:
+        """Return the values of a column, one for each row."""
+        return [value for block in self.blocks for value in _values(block[name])]
+
+    @property
+    def last(self) -> RowTable:
+        """The rows of the last block."""
+        return RowTable(self.blocks[-1:])
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, at: int) -> Row: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Row]: ...
+    def __getitem__(self, at: int | slice) -> Row | Sequence[Row]:
+        if isinstance(at, slice):
+            return [self[place] for place in range(len(self))[at]]
+        place = range(len(self))[at]
+        number = bisect_right(self._ends, place)
+        block = self.blocks[number]
+        within = place - (self._ends[number] - _length(block))
+        return {name: _values(values[within : within + 1])[0] for name, values in block.items()}
+
+    def __iter__(self) -> Iterator[Row]:
+        for block in self.blocks:
+            for start in range(0, _length(block), AT_A_TIME):
+                some = [_values(values[start : start + AT_A_TIME]) for values in block.values()]
+                yield from (dict(zip(block, row, strict=True)) for row in zip(*some, strict=True))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(cast(Sequence[object], other))
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]  (as of a list)
+
+    def __repr__(self) -> str:
+        return f"RowTable({list(self)!r})"
+
+
+def _length(block: Block) -> int:
+    return len(next(iter(block.values()), ()))
+
+
+def _values(column: Column) -> list[Any]:
+    return column if isinstance(column, list) else column.tolist()
+
+
+def _column(values: list[Any]) -> Column:
+    """Return values as an array if all are whole numbers, or all are floats."""
+    kinds = {type(value) for value in values}
+    if kinds == {int}:
+        return np.array(values, dtype=np.int64)
+    return np.array(values, dtype=np.float64) if kinds == {float} else values
+
+
+# The shape of what is read again: which keys there must be, and of what type, before anybody relies
+# on them.
+
+LARGEST = 2**53
+"""Whole numbers beyond are not read: as a float they would be another number."""
+
+Shape = Any
+"""What a value should be like.
+
+``str``, ``bool``; ``int`` for a whole number of at least 0; ``float`` for any number, and ``complex`` for one that is
+finite; ``object`` for anything; ``None``; a tuple of alternatives; ``[shape]`` for a list; ``{"key": shape}`` for a
+table, where ``"key?"`` may be missing and others may be there; ``{...: shape}`` for the shape of all other keys.
+"""
+
+_NAMES = {
+    **{int: "a whole number of at least 0", float: "a number", complex: "a finite number", str: "a text"},
+    **{bool: "true or false", None: "nothing"},
+}
+
+
+def check_shape(value: object, shape: Shape, where: str) -> None:
+    """Check that a value from JSON, TOML or a table has a shape; if not, raise a ValueError that says where."""
+    if isinstance(shape, dict):
+        _check_table(value, cast("dict[Any, Shape]", shape), where)
+    elif isinstance(shape, list):
+        (each,) = cast("list[Shape]", shape)
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"{where} should be a list, got {shown(value)}")
+        for i, entry in enumerate(cast("list[object]", value)):
+            check_shape(entry, each, f"{where}[{i}]")
+    elif not any(_is(value, each) for each in _alternatives(shape)):
+        expected = " or ".join(_NAMES[each] for each in _alternatives(shape))
+        raise ValueError(f"{where} should be {expected}, got {shown(value)}")
+
+
+def _check_table(value: object, shape: dict[Any, Shape], where: str) -> None:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where} should be a table, got {shown(value)}")
+    table = cast("Mapping[str, object]", value)
+    named = {name: each for name, each in shape.items() if name is not ...}
+    for key in table if ... in shape else ():
+        if key not in named and f"{key}?" not in named:
+            check_shape(table[key], shape[...], f"{where}: {key}")
+    for name, each in named.items():
+        key = name.removesuffix("?")
+        if key in table:
+            check_shape(table[key], each, f"{where}: {key}")
+        elif key == name:
+            raise ValueError(f"{where} lacks {key}")
+
+
+def _alternatives(shape: Shape) -> Sequence[Shape]:
+    return cast("tuple[Shape, ...]", shape) if isinstance(shape, tuple) else (shape,)
+
+
+def _is(value: object, shape: Shape) -> bool:
+    if shape is object:
+        return True
+    if shape is None:
+        return value is None
+    if shape in (int, float, complex):
+        if isinstance(value, int) and not isinstance(value, bool):
+            return (0 if shape is int else -LARGEST) <= value <= LARGEST
+        return isinstance(value, float) and shape is not int and (shape is float or math.isfinite(value))
+    return isinstance(value, shape)
+
 
 _SCORE_NUMBERS = ("mean", "std", "min", "max", "p10", "p50", "p90", "worst10_mean")
 _SCORES = {**dict.fromkeys(_SCORE_NUMBERS, (float, None)), ...: (float, None)}
@@ -51,7 +214,7 @@ SUMMARY = {
     },
     **{"engine?": str, "versions?": {...: str}, "class_weights?": [complex]},
 }
-"""The shape of ``summary.json``, see :func:`fedclade.runs.store.shape.check_shape`."""
+"""The shape of ``summary.json``, see :func:`fedclade.runs.store.contents.check_shape`."""
 
 _SECTION = {...: object}
 
@@ -221,4 +384,78 @@ def without_unset(value: Any, path: tuple[str, ...] = ()) -> Any:
         return {key: without_unset(each, (*path, key)) for key, each in kept.items()}
     if isinstance(value, tuple | list):
         return [without_unset(entry, path) for entry in value]
+    return value
+
+
+# The events of a run: reading their rows, and from rows to typed events by the types of their
+# fields.
+
+E = TypeVar("E", bound=Event)
+
+
+def read_events(path: Path, nodes: int) -> list[Row]:
+    """Read the events of a run whose tree has so many nodes.
+
+    Raises
+    ------
+    OSError, ValueError, RecursionError
+        If they cannot be read, or one does not say when, what and where.
+    """
+    events: list[Row] = []
+    for i, line in enumerate(path.read_text().splitlines(), start=1):
+        event, where = json.loads(line), f"line {i} of {path.name}"
+        check_shape(event, {"round": int, "kind": str, "node": int}, where)
+        check_node(event["node"], nodes, where)
+        events.append(event)
+    return events
+
+
+def events_of(rows: Sequence[Row], *types: type[E]) -> list[tuple[int, E]]:
+    """Return the events of some types among the rows of a run, in order, each with its round.
+
+    Rows whose ``kind`` is that of a type, but which lack some of its fields, are passed over: a method of one's own may
+    have events of the same names, and say less.
+    """
+    found = ((row["round"], event_of(row, each)) for row in rows for each in types if row["kind"] == each.kind)
+    return [(number, event) for number, event in found if event is not None]
+
+
+def event_of(row: Row, event_type: type[E]) -> E | None:
+    """Return the event of this type that a row holds; None if the row does not have what its fields need."""
+    hints = _hints_of(event_type)
+    wanted = [each.name for each in fields(event_type) if each.name in row or each.default is not None]
+    types = {name: hints[name] for name in wanted}
+    try:
+        check_shape(row, {name: _shape_of(each) for name, each in types.items()}, "it")
+        return event_type(**{name: _value_of(each, row[name]) for name, each in types.items()})
+    except ValueError:
+        return None
+
+
+_hints_of = cache(get_type_hints)
+"""Looked up once for each type, as a run can have many rows."""
+
+
+def _shape_of(hint: Any) -> Shape:
+    """Return the shape that a value of a type has in JSON, see :func:`check_shape`."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is UnionType:
+        return tuple(None if each is NoneType else _shape_of(each) for each in inner)
+    if origin is tuple:
+        return [_shape_of(inner[0])] if inner[-1] is ... else [(int, float)]
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return {...: _shape_of(inner[1])}
+    return hint
+
+
+def _value_of(hint: Any, value: Any) -> Any:
+    """Return a value of JSON as its type has it."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is tuple:
+        each = [inner[0]] * len(value) if inner[-1] is ... else inner
+        return tuple(_value_of(part, entry) for part, entry in zip(each, value, strict=True))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return {inner[0](key): _value_of(inner[1], entry) for key, entry in value.items()}
+    if hint is int and not isinstance(value, int):
+        raise ValueError(f"a whole number should be one, got {value}")
     return value

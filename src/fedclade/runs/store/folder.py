@@ -13,9 +13,8 @@ from typing import Any
 
 from fedclade.core import CheckpointError, RunError, appear, flat, make_folder, remove
 from fedclade.runs.store.checkpoint import Checkpoint
-from fedclade.runs.store.config_file import CONFIG, read_run_config, write_config
 from fedclade.runs.store.contents import without_unset
-from fedclade.runs.store.lock import LOCK, Lock
+from fedclade.runs.store.manifest import CONFIG, LOCK, Lock, read_run_config, write_config
 from fedclade.runs.store.run import holds_leftovers, is_finished, is_unfinished, reopen
 
 KEPT = 2

@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedclade.core import ParameterTree, write_tensors
-from fedclade.runs.store.similarities import SimilarityMatrix
-from fedclade.runs.store.tree_files import read_tree, write_tree
+from fedclade.runs.store.tree_files import SimilarityMatrix, read_tree, write_tree
 
 _FACTS, _TENSORS, _TREE = "best.json", "best.safetensors", "tree"
 

@@ -2,12 +2,131 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from fedclade.core import RunError, sha256_of
-from fedclade.runs.store.shape import check_shape
+from fedclade.core import FolderInUseError, RunError, sha256_of
+from fedclade.runs.store.contents import CONFIG as CONFIG_SHAPE
+from fedclade.runs.store.contents import check_shape
+from fedclade.runs.store.toml_text import to_toml
+
+# One process at a time in a run folder.
+
+try:
+    import fcntl
+except ImportError:  # on Windows, where runs of other processes are not noticed
+    fcntl = None
+
+LOCK = ".lock"
+"""The file of a run folder that is there while a process writes to it, or after one was killed."""
+
+_held: dict[Path, int] = {}
+"""The folders that this process writes to, with its id: what it was forked from holds its own."""
+
+
+class Lock:
+    """Keeps others out of a folder; it is let go of when the process ends, in whatever way."""
+
+    def __init__(self) -> None:
+        self._opened: int | None = None
+        self._folder = Path()
+
+    def take(self, folder: Path) -> None:
+        """Take the lock of a folder; a FolderInUseError if another process has it, or another run of this one."""
+        place = folder.resolve()
+        if _held.get(place) == os.getpid():
+            raise _busy(folder)
+        while self._opened is None:
+            opened = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+            if not _locked(opened):
+                os.close(opened)
+                raise _busy(folder)
+            with suppress(FileNotFoundError):
+                if os.fstat(opened).st_ino == (folder / LOCK).stat().st_ino:
+                    self._opened = opened
+                    break
+            os.close(opened)  # another process had it, and has removed it since
+        self._folder = place
+        _held[place] = os.getpid()
+
+    def let_go(self) -> None:
+        """Let go of it, if it is held."""
+        if self._opened is not None:
+            with suppress(OSError):
+                (self._folder / LOCK).unlink(missing_ok=True)
+            os.close(self._opened)
+            self._opened = None
+            _held.pop(self._folder, None)
+
+
+def _locked(opened: int) -> bool:
+    """Lock an open file. POSIX locks, since a worker process that was forked does not inherit them."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.lockf(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
+
+
+def _busy(folder: Path) -> FolderInUseError:
+    return FolderInUseError(
+        f"another process is writing to the run folder {folder}; wait until it is done, stop it, or name another folder"
+    )
+
+
+# The config of a run folder: written at the start of the run, with a sum of it in its last line.
+
+CONFIG = "config.toml"
+"""The first file of a run folder, there from the start of the run."""
+
+_SUM = "# SHA-256 of the lines above: "
+"""What the last line of a config begins with, so that it can be checked from the start of the run."""
+
+
+REMEDY = "restore it from a copy, or run its config again"
+"""Of a damaged run folder."""
+
+
+def read_run_config(folder: Path) -> Mapping[str, Any]:
+    """Read the config of a run folder; a RunError if it is damaged."""
+    try:
+        text = (folder / CONFIG).read_text(encoding="utf-8")
+        content, mark, noted = text.rpartition(_SUM)
+        if mark and noted.strip() != _sha256(content):
+            raise ValueError(f"{CONFIG} is not what was written: its SHA-256 is not the one in its last line")
+        try:
+            config = tomllib.loads(text)
+        except ValueError as error:
+            raise ValueError(f"{CONFIG} is no TOML ({error})") from error
+        check_shape(config, CONFIG_SHAPE, CONFIG)
+        return config
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"the run folder {folder} is damaged: {type(error).__name__}: {error}; {REMEDY}") from error
+
+
+def is_private(config: Mapping[str, Any]) -> bool:
+    """Whether the models of a run are for the user alone: those of a network have learned from the data of others."""
+    return "network" in config
+
+
+def write_config(path: Path, config: Mapping[str, Any]) -> None:
+    """Write a config as TOML."""
+    text = to_toml(config)
+    path.write_text(f"{text}{_SUM}{_sha256(text)}\n", encoding="utf-8")
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write_manifest(path: Path, version: int, known: Mapping[str, str] | None = None) -> None:

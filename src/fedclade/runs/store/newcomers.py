@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedclade.clustering import Assignment
 from fedclade.core import RunError, appear
-from fedclade.runs.store.contents import Row, data_frame
-from fedclade.runs.store.shape import check_shape
+from fedclade.runs.store.contents import Row, check_shape, data_frame
 from fedclade.tasks import OLD_METRIC, RIGHT
 
 if TYPE_CHECKING:

@@ -23,24 +23,40 @@ from fedclade.core import (
     remove,
     take_place,
 )
-from fedclade.runs.store.config_file import CONFIG, REMEDY, is_private, read_run_config, write_config
 from fedclade.runs.store.contents import (
     FINISHED,
     TABLES,
     Row,
+    check_shape,
     data_frame,
+    read_events,
     read_json,
     read_rows,
     read_summary,
     write_rows,
 )
-from fedclade.runs.store.events import read_events
-from fedclade.runs.store.kept import KEPT, read_kept, write_kept
-from fedclade.runs.store.lock import LOCK
-from fedclade.runs.store.manifest import check_manifest, write_manifest
-from fedclade.runs.store.shape import check_shape
-from fedclade.runs.store.similarities import SimilarityMatrix, read_similarities, write_similarities
-from fedclade.runs.store.tree_files import DAMAGES, read_layout, read_tree, write_tree
+from fedclade.runs.store.manifest import (
+    CONFIG,
+    LOCK,
+    REMEDY,
+    check_manifest,
+    is_private,
+    read_run_config,
+    write_config,
+    write_manifest,
+)
+from fedclade.runs.store.tree_files import (
+    DAMAGES,
+    KEPT,
+    SimilarityMatrix,
+    read_kept,
+    read_layout,
+    read_similarities,
+    read_tree,
+    write_kept,
+    write_similarities,
+    write_tree,
+)
 from fedclade.tasks import noted_metrics
 
 if TYPE_CHECKING:

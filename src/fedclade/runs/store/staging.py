@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fedclade.core import bring_to_disk, make_folder, remove, take_place
-from fedclade.runs.store.lock import Lock
+from fedclade.runs.store.manifest import Lock
 
 Writer = Callable[[Path], object]
 

@@ -5,20 +5,114 @@ With the layout of its model, which ``tree.json`` has too, a vector becomes the 
 
 from __future__ import annotations
 
+import io
 import json
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from fedclade.clustering import Similarity
 from fedclade.core import VECTORS, Layout, Node, ParameterTree, RunError, Slot, write_tensors
-from fedclade.runs.store.shape import check_shape
+from fedclade.runs.store.contents import check_ids, check_shape
+
+# Similarity matrices of a run, and the NPZ file that they are kept in.
+
+LARGEST_KEPT = 1000
+"""Similarity matrices of more clients are not kept: a picture of them shows nothing, and they fill the disk."""
+
+
+@dataclass(frozen=True, eq=False)
+class SimilarityMatrix:
+    """Cosine similarities ``[n, n]`` of the updates of a cluster's clients ``[n]``."""
+
+    node: int
+    round: int  #: of the updates: for a cluster that was split, the last before
+    clients: tuple[int, ...]
+    alpha: Similarity
+
+
+def write_similarities(path: Path, similarities: Sequence[SimilarityMatrix]) -> None:
+    """Write matrices into a new file."""
+    arrays: dict[str, Any] = {}
+    for s in similarities:
+        key = f"{s.node}/{s.round}"
+        arrays[f"{key}/clients"] = np.asarray(s.clients, dtype=np.int64)
+        arrays[f"{key}/alpha"] = s.alpha.astype(np.float32)
+    np.savez_compressed(path, **arrays)
+
+
+def read_similarities(path: Path, nodes: int) -> tuple[SimilarityMatrix, ...]:
+    """Read the similarity matrices of a run whose tree has so many nodes; raises one of the errors of damaged files."""
+    found: dict[int, SimilarityMatrix] = {}
+    with zipfile.ZipFile(path) as arrays:
+        for name in arrays.namelist():
+            key, what = name.rsplit("/", 1)
+            node, number = map(int, key.split("/"))
+            if what == "alpha.npy":
+                clients = _read_array(arrays, f"{key}/clients.npy")
+                check_ids(clients.tolist(), f"the clients of {name}")
+                alpha = _read_array(arrays, name).astype(np.float64)
+                if clients.ndim != 1 or alpha.shape != (len(clients),) * 2 or not len(clients):
+                    raise ValueError(f"{name} should have a row and a column for each client, got {alpha.shape}")
+                if not 0 <= node < nodes or node in found:
+                    raise ValueError(f"{name} should be the one matrix of a node from 0 to {nodes - 1}")
+                found[node] = SimilarityMatrix(node, number, tuple(clients.tolist()), alpha)
+    return tuple(found.values())
+
+
+def _read_array(arrays: zipfile.ZipFile, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+    """Read one array of an NPZ file; a few kilobytes that would unpack to gigabytes are refused before."""
+    info = arrays.getinfo(name)
+    if info.file_size > LARGEST_KEPT**2 * 8 + 4096:
+        raise ValueError(f"{name} should be of at most {LARGEST_KEPT} clients, got {info.file_size:,} bytes")
+    content = io.BytesIO(arrays.read(info))
+    version = np.lib.format.read_magic(content)
+    header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+    shape, by_columns, dtype = header(content)
+    if dtype.kind not in "if" or (by_columns and len(shape) > 1):
+        raise ValueError(f"{name} should hold numbers row by row, got {dtype}")
+    return np.frombuffer(content.read(), dtype).reshape(shape)
+
+
+# What the clients of a simulated run keep for themselves, on disk: ``personal.safetensors``, by
+# client and name.
+
+KEPT = "personal.safetensors"
+"""The file; there is none where clients keep nothing."""
+
+
+def write_kept(path: Path, kept: Mapping[int, Mapping[str, Tensor]], private: bool = False) -> None:
+    """Write what clients keep into a new file, if they keep anything."""
+    if kept:
+        tensors = {f"{client}/{name}": t.cpu().clone() for client, mine in kept.items() for name, t in mine.items()}
+        write_tensors(path, tensors, private=private)
+
+
+def read_kept(path: Path, layout: Layout | None) -> dict[int, dict[str, Tensor]]:
+    """Read what clients keep, of models of a layout; raises one of the errors of damaged files.
+
+    Weights of mixtures, float64, are as many as there are models.
+    """
+    kept: dict[int, dict[str, Tensor]] = {}
+    lengths = {} if layout is None else {"personal": layout.personal_size, "model": layout.full.size}
+    for key, tensor in (load_file(path) if path.exists() else {}).items():
+        client, _, name = key.partition("/")
+        if name == "mixture":
+            lengths["mixture"] = len(tensor) if tensor.dim() else 0
+        if tensor.shape != (lengths.get(name),) or not tensor.is_floating_point():
+            raise ValueError(f"{key} in {path.name} should be of shape [{lengths.get(name)}], got {list(tensor.shape)}")
+        kept.setdefault(int(client), {})[name] = tensor
+    return kept
+
 
 DAMAGES = (
     *(OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, EOFError, RecursionError, MemoryError),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -22,21 +24,200 @@ from fedclade.core import (
     Statistics,
     StatisticsQuery,
     SubspaceQuery,
+    Sums,
     UpdateQuery,
     Updates,
     Workers,
 )
 from fedclade.training.batch_rule import BatchRule
 from fedclade.training.input_hooks import with_input_hooks
-from fedclade.training.model_check import check_model_fits
-from fedclade.training.remote.actor import Part, Reply, Setup
-from fedclade.training.remote.cluster import Actors, how, import_ray
-from fedclade.training.remote.gather import narrowed, together
-from fedclade.training.remote.packing import packed, unpacked
-from fedclade.training.remote.placement import Speeds, dealt
-from fedclade.training.remote.pool import ActorPool, Slot
-from fedclade.training.store import ClientStore
-from fedclade.training.whole_models import WholeModels
+from fedclade.training.memory import check_model_fits
+from fedclade.training.remote.actor import Part, Reply, Setup, packed, unpacked
+from fedclade.training.remote.cluster import ActorPool, Actors, Slot, how, import_ray
+from fedclade.training.store import ClientStore, WholeModels
+
+# Queries in parts, one for each actor; and replies to the parts as the reply to the query.
+
+
+def narrowed(query: Query[Any], places: Sequence[int]) -> tuple[Query[Any], list[int] | None]:
+    """Return a query for the clients at some of its places, without models, and which rows of these it names."""
+    ids = tuple(query.ids[place] for place in places)
+    if not isinstance(query, UpdateQuery | EvaluationQuery):
+        return replace(query, ids=ids), None
+    of_client = [query.assignment[place] for place in places]
+    anchors = None
+    if isinstance(query, UpdateQuery) and query.anchors is not None:
+        anchors = [query.anchors[place] for place in places]
+    rows = sorted({row for row in (*of_client, *(anchors or ())) if row != OWN}) or [0]
+    if query.mixture is not None:  # each client needs all models
+        rows = list(range(len(query.models)))
+    new = {OWN: OWN, **{row: k for k, row in enumerate(rows)}}
+    part = replace(query, ids=ids, assignment=[new[row] for row in of_client], models=query.models[:0])
+    if isinstance(part, UpdateQuery):
+        held = None if part.data_rounds is None else [part.data_rounds[place] for place in places]
+        anchors = None if anchors is None else [new[row] for row in anchors]
+        part = replace(part, anchors=anchors, data_rounds=held, sink=None)
+    return part, rows
+
+
+def together(query: Query[Any], replies: Sequence[tuple[Sequence[int], Any]]) -> Any:
+    """Return the reply to a query, from those of the clients at some of its places each."""
+    if isinstance(query, UpdateQuery):
+        return _updates(query, [reply for _, reply in replies])
+    if isinstance(query, EvaluationQuery):
+        return _evaluation(replies)
+    if isinstance(query, SubspaceQuery | ShiftQuery | DescriptorQuery):
+        return _in_order(query, [(places, reply) for places, reply in replies])
+    return reduce(Statistics.plus, (statistics for _, statistics in replies))
+
+
+def _in_order(query: Query[Any], parts: Sequence[tuple[Sequence[int], Tensor]]) -> Tensor:
+    first = parts[0][1]
+    whole = first.new_empty(len(query.ids), *first.shape[1:])
+    for places, rows in parts:
+        whole[list(places)] = rows
+    return whole
+
+
+def _evaluation(replies: Sequence[tuple[Sequence[int], Evaluation]]) -> Evaluation:
+    places = torch.tensor([place for some, _ in replies for place in some])
+    whole = Evaluation.concat([evaluation for _, evaluation in replies])
+    if len(whole.ids) < len(places):  # in the order of the parts, as far as they replied
+        return whole
+    order = places.argsort()
+    ids = tuple(whole.ids[k] for k in order.tolist())
+    wins = None if whole.wins is None else whole.wins[order]
+    of_all = {"scores": whole.scores[order], "losses": whole.losses[order], "examples": whole.examples[order]}
+    return replace(whole, ids=ids, wins=wins, **of_all)
+
+
+def _updates(query: UpdateQuery, parts: Sequence[Updates]) -> Updates:
+    """Return the updates of all parts in the order of the query; each of their tensors is copied once."""
+    left_out = {client: why for part in parts for client, why in part.left_out.items()}
+    limited = {client: what for part in parts for client, what in part.limited.items()}
+    some = [part for part in parts if part.ids] or parts[:1]
+    there = {client for part in some for client in part.ids}
+    ids = tuple(client for client in query.ids if client in there)
+    place_of = {client: place for place, client in enumerate(ids)}
+    places = [[place_of[client] for client in part.ids] for part in some]
+
+    def of_all(name: str) -> Tensor | None:
+        columns: list[Tensor | None] = [getattr(part, name) for part in some]
+        first = columns[0]
+        if first is None:
+            return None
+        whole = first.new_empty(len(ids), *first.shape[1:])
+        for where, column in zip(places, columns, strict=True):
+            assert column is not None
+            whole[where] = column
+        return whole
+
+    names = ("sizes", "losses", "norms", "deltas", "sketches", "parts", "components")
+    columns: dict[str, Any] = {name: of_all(name) for name in names}
+    sums = None if some[0].sums is None else _sums(query, ids, some)
+    of_all_parts = {"n_parameters": some[0].n_parameters, "left_out": left_out, "limited": limited}
+    return Updates(ids=ids, sums=sums, **of_all_parts, **columns)
+
+
+def _sums(query: UpdateQuery, ids: Sequence[int], parts: Sequence[Updates]) -> Sums:
+    """Add the sums of the same model up: a part numbers its own, and a client's is that of the model it was sent."""
+    row_of: Mapping[int, int] = dict(zip(query.ids, query.assignment, strict=True))
+    assert parts[0].sums is not None
+    groups = parts[0].sums.groups.new_zeros(len(query.models), parts[0].sums.groups.shape[1])
+    for part in parts:
+        assert part.sums is not None
+        theirs = {group: row_of[client] for client, group in zip(part.ids, part.sums.group.tolist(), strict=True)}
+        for group, row in theirs.items():
+            groups[row] += part.sums.groups[group]
+    return Sums(groups, torch.tensor([row_of[client] for client in ids], dtype=torch.int64))
+
+
+# Which actor holds which clients: shards that take equally long, by how fast each actor was seen to
+# train.
+
+ENOUGH_SECONDS = 1.0
+"""Of training by each actor, after which its speed is known."""
+
+CLEARLY = 1.15
+"""Shards are dealt anew if a round then takes less by so much: what speeds vary by from round to round costs less."""
+
+
+def dealt(work: Mapping[int, float], speeds: Sequence[float], homes: Mapping[int, int]) -> dict[int, int]:
+    """Return the actor of each client, so that all take about equally long.
+
+    Clients stay where they are, as far as that is no more than the actor's share; the others go, the largest first, to
+    where they would be done first.
+
+    Parameters
+    ----------
+    work
+        Of each client, in training examples.
+    speeds
+        Of each actor, in examples a second; all positive.
+    homes
+        The actor of each client so far. Clients in none, or in one that is none of the actors, have to go.
+    """
+    share = {actor: sum(work.values()) * speed / sum(speeds) for actor, speed in enumerate(speeds)}
+    loads = dict.fromkeys(share, 0.0)
+    for client, actor in homes.items():
+        if actor in loads:
+            loads[actor] += work[client]
+    largest_first = sorted(work, key=lambda client: (-work[client], client))
+    stays: dict[int, int] = {}
+    for client in largest_first:
+        actor = homes.get(client, -1)
+        if actor in loads and loads[actor] - work[client] >= share[actor]:  # without it there still is enough
+            loads[actor] -= work[client]
+        elif actor in loads:
+            stays[client] = actor
+    for client in largest_first:
+        if client not in stays:
+            first = min(loads, key=lambda actor: ((loads[actor] + work[client]) / speeds[actor], actor))
+            loads[first] += work[client]
+            stays[client] = first
+    return {client: stays[client] for client in work}
+
+
+def makespan(work: Mapping[int, float], speeds: Sequence[float], homes: Mapping[int, int]) -> float:
+    """Return the seconds until the last actor is done with its clients."""
+    loads = [0.0] * len(speeds)
+    for client, actor in homes.items():
+        loads[actor] += work[client]
+    return max(load / speed for load, speed in zip(loads, speeds, strict=True))
+
+
+@dataclass
+class Speeds:
+    """How fast each actor trains, since shards were last dealt."""
+
+    actors: int
+    needed: float = ENOUGH_SECONDS  #: seconds of each, twice as many after every time that shards were dealt
+    examples: dict[int, float] = field(default_factory=dict[int, float])
+    seconds: dict[int, float] = field(default_factory=dict[int, float])
+
+    def note(self, actor: int, examples: float, seconds: float) -> None:
+        """Note what an actor has trained, and how long that took."""
+        self.examples[actor] = self.examples.get(actor, 0.0) + examples
+        self.seconds[actor] = self.seconds.get(actor, 0.0) + seconds
+
+    def known(self) -> list[float] | None:
+        """Return the speed of each actor, in examples a second; None as long as one of them is not sure."""
+        if any(self.seconds.get(actor, 0.0) < self.needed for actor in range(self.actors)):
+            return None
+        return [self.examples[actor] / self.seconds[actor] for actor in range(self.actors)]
+
+    def rebalanced(self, work: Mapping[int, float], homes: Mapping[int, int]) -> dict[int, int] | None:
+        """Return the actor of each client, if shards dealt anew would be done clearly earlier."""
+        if (speeds := self.known()) is None:
+            return None
+        self.examples.clear()
+        self.seconds.clear()
+        new = dealt(work, speeds, homes)
+        if makespan(work, speeds, homes) < CLEARLY * makespan(work, speeds, new):
+            return None
+        self.needed *= 2
+        return new
+
 
 DEATHS = 3
 """So many times in a query a part of it is given to another actor, since the last one has died."""

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from fedclade.core import IGNORED
 from fedclade.tasks import FittedTask, counted
-from fedclade.training.stacking.plan import Plan, Step
+from fedclade.training.stacking.batches import Plan, Step
 
 log_softmax_backward: Any = torch._log_softmax_backward_data  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedclade.training.stacking.plan import Plan, Step
+from fedclade.training.stacking.batches import Plan, Step
 from fedclade.training.stacking.stacked_module import StackedModule
 
 OFTEN = 2

@@ -15,14 +15,9 @@ from fedclade.training.jobs import CannotTrainTogether
 from fedclade.training.memory import hot_bytes
 from fedclade.training.optimizer import LocalOptimizer
 from fedclade.training.stacking import layers
-from fedclade.training.stacking.active import Active
-from fedclade.training.stacking.attention import StackedAttention
 from fedclade.training.stacking.bands import Bands
-from fedclade.training.stacking.buffer_pool import BufferPool
-from fedclade.training.stacking.by_example import ByExample
-from fedclade.training.stacking.layers import Find, Refused, Stacked
-from fedclade.training.stacking.recurrent import StackedGRU, StackedLSTM
-from fedclade.training.stacking.stacked_parameter import StackedParameter
+from fedclade.training.stacking.layers import Find, Refused, Stacked, StackedAttention, StackedGRU, StackedLSTM
+from fedclade.training.stacking.stacked_parameter import Active, BufferPool, ByExample, StackedParameter
 from fedclade.training.stacking.tape import NotOnTape, Tape
 
 LAYERS: Mapping[type[nn.Module], Callable[[Any, Find, Active], Stacked]] = {

@@ -19,9 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedclade.training.stacking.functions import hand_over, linear
+from fedclade.training.stacking.functions import Product, hand_over, linear
 from fedclade.training.stacking.layers import Stacked, StackedDropout, StackedLinear
-from fedclade.training.stacking.products import Product
 from fedclade.training.stacking.stacked_parameter import StackedParameter
 
 Operation = Callable[[], object]
