@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 
-from fedclade import APFL, CFL, Ditto, LocalTraining, Signature, Task
+from fedclade import APFL, CFL, IFCA, Ditto, LocalTraining, Signature, Task
 from fedclade.algorithms import FLUX
 from fedclade.flower import LocalGrid, LocalNode, Network, client_app_from_config, federate
 from fedclade.flower.from_config import AppSettings, RunConfig
@@ -92,6 +92,7 @@ def test_messages_have_what_the_page_says(tmp_path: Path):
         (Ditto(), False),
         (APFL(), False),
         ("ifca", False),
+        (IFCA(clusters=2, reports="choice"), False),
         ("fedsoft", False),
         ("flexcfl", False),
         (FLUX(earliest=1, latest=1), False),

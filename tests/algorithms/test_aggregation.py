@@ -121,10 +121,10 @@ def test_scaffolds_control_variate_moves_by_the_rule():
     deltas, control = deltas_of(5), torch.tensor([0.1, 0.2, 0.3, 0.0])
     this_round = Round(1, LocalTraining(steps=2, lr=0.5))
     each = -deltas / (2 * 0.5) - control
-    found = _moved(control, updates_of(deltas), 10, this_round)
+    found = _moved(control, updates_of(deltas), torch.ones(5), 10, this_round)
     torch.testing.assert_close(found[:3], rules.median(each[:, :3]) * 5 / 10)
     assert found[3] == 0
-    plain = _moved(control, updates_of(deltas, rule=None), 10, this_round)
+    plain = _moved(control, updates_of(deltas, rule=None), torch.ones(5), 10, this_round)
     torch.testing.assert_close(plain[:3], each[:, :3].mean(0) * 5 / 10)
 
 

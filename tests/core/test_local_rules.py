@@ -40,6 +40,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "options": {"options": {"nesterov": True}, "momentum": 0.5},
     "precision": {"precision": "bfloat16"},
     "keep_state": {"keep_state": True, "momentum": 0.5},
+    "reshuffle": {"reshuffle": False},
 }
 """By each field of LocalTraining: a value that is not plain, and what such a value needs besides."""
 

@@ -642,9 +642,10 @@ def test_the_shipped_suite_has_every_algorithm_at_both_scales():
             known_truth = data["shift"] != "none" or data["partition"] == "label_groups"
             parted = {name for name, entry in ALGORITHMS.items() if entry.algorithm.personal}  # which models must fit
             apart = {"fedbuff", "private_choice"}  # whose rounds are buffers; which is for hundreds of private clients
-            assert scenario.configs.keys() == ALGORITHMS.keys() - parted - apart - (
-                set() if known_truth else {"oracle"}
-            )
+            expected = ALGORITHMS.keys() - parted - apart
+            if not known_truth:
+                expected = expected - {"oracle"}
+            assert scenario.configs.keys() == expected | {"pacfl_per_label"}
 
 
 def test_validate_says_all_errors_at_once(fedclade: Callable[..., Outcome], tmp_path: Path):

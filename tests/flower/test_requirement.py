@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fedclade.core.errors import ConfigError, MissingExtraError
-from fedclade.flower import local_grid
-from fedclade.flower.local_grid import check_flower
+from fedclade.flower import requirement
+from fedclade.flower.requirement import check_flower
 
 
 def found(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
@@ -18,7 +18,7 @@ def found(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
             raise PackageNotFoundError(package)
         return version
 
-    monkeypatch.setattr(local_grid, "version", installed)
+    monkeypatch.setattr(requirement, "version", installed)
 
 
 @pytest.mark.parametrize("version", ["1.41", "1.41.0", "1.42.3", "1.100.0", "1.41.0.dev20260101"])

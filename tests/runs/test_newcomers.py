@@ -90,7 +90,8 @@ def test_newcomers_fit_their_personal_part_to_the_model_that_they_get():
 
 def test_the_clustered_methods_of_these_tests_find_the_clusters():
     found = {name for name in CLUSTERED if run_of(name).summary["clusters"]["ari"] == 1}
-    assert {"cfl", "rcfl", "fl_hc", "fedgroup", "oracle", "pacfl"} <= found
+    # pacfl compares inputs by default, and so cannot find clusters that differ in labels
+    assert {"cfl", "rcfl", "fl_hc", "fedgroup", "oracle"} <= found
 
 
 def test_accuracies_are_those_of_the_models_that_the_columns_name():

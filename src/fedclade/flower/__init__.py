@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fedclade.flower.local_grid import check_flower
+from fedclade.flower.requirement import check_flower
 
 check_flower()  # before anything of Flower is imported
 

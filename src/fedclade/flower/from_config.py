@@ -150,7 +150,7 @@ DATA_KEYS = frozenset(
         *("characters", "task", "sequence_length", "vocabulary_size", "vectors", "alpha", "beta", "max_samples"),
         # of partitions and shifts
         *("tests", "labels_per_client", "min_samples", "balanced", "shards_per_client", "exponent", "sigma"),
-        *("strength", "kind", "level"),
+        *("strength", "kind", "level", "owners"),
         # of clients' own files
         *("files", "folder", "target", "client", "inputs", "text", "drop", "separator", "decimal", "encoding", "dates"),
         *("schema", "standardize", "max_words", "inputs_are"),

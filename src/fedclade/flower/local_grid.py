@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from uuid import uuid4
 
 from flwr.app import Context, Message, RecordDict
@@ -16,27 +14,6 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
-
-from fedclade.core import ConfigError, MissingExtraError
-
-# Which versions of Flower this works with.
-
-LOWEST, BELOW = (1, 41), (2,)  # the versions of flwr that work: the message API of 1.41, and no later major version
-
-
-def check_flower() -> None:
-    """Check that Flower is installed (else a MissingExtraError), in a version that works (else a ConfigError)."""
-    try:
-        found = version("flwr")
-    except PackageNotFoundError as error:
-        raise MissingExtraError("flwr", "flower", "a federation over a network") from error
-    numbers = tuple(int(number) for number in re.findall(r"\d+", found)[:2])
-    if not LOWEST <= numbers < BELOW:
-        lowest, below = (".".join(map(str, numbers)) for numbers in (LOWEST, BELOW))
-        raise ConfigError(
-            f"fedclade.flower works with flwr {lowest} or later, below {below}, got {found}; install it with: pip "
-            "install 'fedclade[flower]'"
-        )
 
 
 @dataclass
