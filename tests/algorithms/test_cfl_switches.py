@@ -232,6 +232,19 @@ def test_a_done_cluster_that_a_client_joins_trains_again():
     assert set(joined.tree.nodes[at].members) <= set(algorithm.sample_cohort(joined, 1.0, np.random.default_rng(0)))
 
 
+def test_a_done_cluster_that_a_waiting_client_is_placed_in_trains_again():
+    algorithm = CFL(**EPS, stop_done_clusters=True)
+    run = played(algorithm)
+    state = next(state for state in run.states if state.done and len(state.done) < len(state.tree.leaves))
+    at = state.done[0]
+    member = state.tree.nodes[at].members[0]
+    state = replace(state, tree=state.tree.without([member]).with_newcomers([member]))
+    while state.tree.leaf_of[member] != at:
+        assert at in state.done
+        state, _ = algorithm.step(state, (member,), run.clients, Round(61, LocalTraining()))
+    assert at not in (state.done or ())
+
+
 def test_a_state_with_done_clusters_outlasts_a_checkpoint():
     run = played(CFL(**EPS, stop_done_clusters=True))
     states = [state for state in run.states if state.done and len(state.done) < len(state.tree.leaves)]

@@ -148,9 +148,9 @@ class CFL(Algorithm[CFLState]):
         split (eq. 34, or eq. 39: the end of Algorithm 3); with ``split_rounds`` not before the last of them.
     stop_done_clusters
         Whether each cluster trains no more once it is near a stationary point and is not to be split (Algorithm 3,
-        line 10). The run ends when all clusters are done. With a client fraction below 1 both equations are held
-        against the round's cohort, so a member outside of it may be above ε₂ when its cluster is done. A cluster that
-        a client joins trains again. Not with ``fallback``, whose root trains on.
+        line 10). The run ends when all clusters are done. Both equations are held against the clients that replied in
+        the round: with a client fraction below 1 another member may be above ε₂ when its cluster is done. A cluster
+        that a client joins trains again. Not with ``fallback``, whose root trains on.
     fallback
         After the first split train the root's model on beside the clusters', as plain federated learning does, and
         serve each client with that model on its path that validation data speaks for
