@@ -57,14 +57,6 @@ def test_alpha_moves_once_a_round_as_in_the_authors_code(engine):
         assert float(clients.store.latest(client)["rule/alpha"]) == pytest.approx(alphas[client], abs=1e-6)
 
 
-def test_without_adaptive_alpha_stays_whatever_its_step():
-    models = [
-        own_models(play(APFL(alpha_step=step), *simulated(world(), perceptron()), 2, spec=SPEC))
-        for step in ("paper", "code")
-    ]
-    assert all(torch.equal(models[0][client], models[1][client]) for client in models[0])
-
-
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_the_global_model_is_fedavgs(alpha, momentum):
@@ -102,3 +94,9 @@ def test_an_option_out_of_range_and_what_is_no_sgd_are_refused():
         APFL(alpha_step="once")
     with pytest.raises(ConfigError, match=r"local.optimizer should be 'sgd' with the local rule 'mixture', .* 'adam'"):
         APFL().check_training(LocalTraining(optimizer="adam"))
+
+
+def test_the_step_of_an_alpha_that_is_not_learnt_is_refused():
+    text = "algorithm.alpha_step should be 'paper' without adaptive = true, as no α is learnt, got 'code'"
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        APFL(alpha_step="code")

@@ -183,6 +183,68 @@ def test_a_done_cluster_trains_no_more_and_the_run_ends_with_the_last():
     assert last_training(still, 0) == last
 
 
+class OneReplies(InClosedForm):
+    """Clients of which number 0 alone replies."""
+
+    def train(self, ids, models, assignment, this_round, anchors=None):
+        if 0 not in ids:
+            return Updates.of_nobody(dict.fromkeys(ids, "silent"), models, 4)
+        row = assignment[list(ids).index(0)]
+        return super().train([0], models, [row], this_round)
+
+
+@pytest.mark.parametrize("compared_at", ["round_start", "stationary"])
+@pytest.mark.parametrize("end", ["stop_done_clusters", "stop_when_stationary"])
+def test_a_cluster_above_eps2_is_not_done_because_nothing_could_be_compared(compared_at, end):
+    """One client replies, near a stationary point of its own; eq. 34 does not hold, and there is none to compare."""
+    algorithm = CFL(eps1=0.5, eps2=0.001, compared_at=compared_at, **{end: True})
+    run = play(algorithm, OneReplies(clients_of(0)), torch.from_numpy(START), 30)
+    last = run.logs[-1].criteria[0]
+    assert 0.001 < last.max_norm < 0.5
+    assert not any(algorithm.finished(state) for state in run.states)
+    assert run.states[-1].done is None
+
+
+def test_a_child_of_too_few_clients_starts_from_the_clusters_mean():
+    algorithm = CFL(**EPS, children_start="own_mean")
+    run = played(algorithm, 60)
+    number, node, parts = run.splits()[0]
+    state = run.states[number - 1]
+    assert {len(part) for part in parts} == {4}
+    for least, own in ((4, True), (5, False)):
+        this_round = Round(number, LocalTraining(), min_clients=least)
+        after, _ = algorithm.step(state, state.tree.nodes[node].members, run.clients, this_round)
+        first, second = (child.params for child in after.tree.children(node))
+        assert torch.equal(first, second) != own
+
+
+def test_a_done_cluster_that_a_client_joins_trains_again():
+    algorithm = CFL(**EPS, stop_done_clusters=True)
+    run = played(algorithm)
+    state = next(state for state in run.states if state.done and len(state.done) < len(state.tree.leaves))
+    at = state.done[0]
+    member = state.tree.nodes[at].members[0]
+    rest = replace(state, tree=state.tree.without([member]))
+    joined, _ = algorithm.join(rest, [member], run.clients, Round(61, LocalTraining()))
+    assert joined.tree.leaf_of[member] == at
+    assert at not in (joined.done or ())
+    assert set(joined.done or ()) == set(state.done) - {at}
+    assert set(joined.tree.nodes[at].members) <= set(algorithm.sample_cohort(joined, 1.0, np.random.default_rng(0)))
+
+
+def test_a_done_cluster_that_a_waiting_client_is_placed_in_trains_again():
+    algorithm = CFL(**EPS, stop_done_clusters=True)
+    run = played(algorithm)
+    state = next(state for state in run.states if state.done and len(state.done) < len(state.tree.leaves))
+    at = state.done[0]
+    member = state.tree.nodes[at].members[0]
+    state = replace(state, tree=state.tree.without([member]).with_newcomers([member]))
+    while state.tree.leaf_of[member] != at:
+        assert at in state.done
+        state, _ = algorithm.step(state, (member,), run.clients, Round(61, LocalTraining()))
+    assert at not in (state.done or ())
+
+
 def test_a_state_with_done_clusters_outlasts_a_checkpoint():
     run = played(CFL(**EPS, stop_done_clusters=True))
     states = [state for state in run.states if state.done and len(state.done) < len(state.tree.leaves)]

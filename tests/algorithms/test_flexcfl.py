@@ -157,3 +157,10 @@ def test_a_group_that_everybody_has_left_pulls_no_other():
     moved = FlexCFL(groups=3, eta_g=0.1)._moved(tree, [ClusterUpdate.of(1, updates, Round(1, LocalTraining()))])
     assert torch.equal(moved.nodes[3].params, models[3])
     assert max(float(moved.nodes[node].params.max()) for node in (0, 1, 2)) < 5
+
+
+def test_clients_that_are_redrawn_do_not_migrate():
+    text = r"algorithm\.rac_redraws should be false with migrate = true: .* cannot stay where it migrates to, got True"
+    with pytest.raises(ConfigError, match=text):
+        FlexCFL(rac=True, rac_redraws=True)
+    assert FlexCFL(rac=True, rac_redraws=True, migrate=False).rac_redraws

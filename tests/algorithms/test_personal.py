@@ -11,7 +11,7 @@ from torch import nn
 
 from fedclade import ConfigError, FedAvg, FedBN, FedPer, FedRep, LGFedAvg, LocalTraining, Run, Signature, simulate
 from fedclade.algorithms import CFL, FLHC, IFCA, FedGroup, ReplicatedCFL
-from fedclade.channel import DifferentialPrivacy, Faults
+from fedclade.channel import CentralPrivacy, DifferentialPrivacy, Faults
 from fedclade.data.federation import Federation
 from fedclade.training import SimulatedClients
 from tests.reference.personal import federated
@@ -94,12 +94,35 @@ def test_in_the_last_round_of_fedrep_all_clients_train_and_no_update_is_used():
     assert torch.equal(before, after)
     assert played.logs[1].discrepancy is None
     last = played.clients.calls[-1].round
-    assert (last.personal_epochs, last.communicates) == (10, "models")
+    assert (last.personal_epochs, last.communicates) == (10, "all")
+    assert played.logs[1].criteria == {}
 
 
 def test_the_last_fit_is_in_a_round():
     with pytest.raises(ConfigError, match=r"algorithm\.last_fit should be at least 1, or left out, got 0"):
         FedRep(last_fit=0)
+
+
+def test_a_last_fit_that_never_happens_is_told():
+    assert "set algorithm.last_fit = 5, or leave it out" in FedRep(last_fit=9).too_short(5)
+    assert FedRep(last_fit=5).too_short(5) == FedRep().too_short(5) == ""
+
+
+def test_private_clients_release_their_updates_in_the_last_fit_as_in_any_round():
+    privacy = DifferentialPrivacy(clip_norm=0.5, noise_multiplier=8.0)
+    run = ran(FedRep(head_epochs=1, last_fit=3), privacy=privacy)
+    assert run.summary["privacy"]["releases"] == 3
+    assert run.summary["bytes_up"] == ran(FedRep(head_epochs=1)).summary["bytes_up"]
+    assert {row["round"] for row in run.cluster_rows} == {1, 2}
+    losses = {row["round"]: row["train_loss"] for row in run.metric_rows}
+    assert losses[3] is None
+
+
+def test_the_last_fit_is_refused_with_central_privacy():
+    text = r'privacy\.model = "central": FedRep with last_fit trains all clients .* leave out algorithm\.last_fit'
+    with pytest.raises(ConfigError, match=text):
+        ran(FedRep(last_fit=3), privacy=CentralPrivacy(clip_norm=0.5))
+    assert ran(FedRep(), privacy=CentralPrivacy(clip_norm=0.5)).summary["privacy"]["releases"] == 3
 
 
 def test_patterns_say_it_as_well_and_win_over_the_methods_own():

@@ -314,3 +314,26 @@ def test_a_whole_cluster_of_longer_updates_is_not_left_out():
     norms = {**dict.fromkeys(range(5), 1.0), 5: 4.0, 6: 4.0, 7: 30.0}
     found = under(long, norms, query=query_of([*norms], [0] * 5 + [1] * 3, models))
     assert found.norms.tolist() == [1.0] * 5 + [4.0, 4.0, 5.0]
+
+
+def going_on(norms: Mapping[int, float], limits: Limits, models: Tensor) -> Updates:
+    """Return what arrives from clients that each go on from a model of its own."""
+    query = query_of([*norms], list(range(len(norms))), models)
+    return under(limits, norms, query=replace(query, round=replace(query.round, communicates="updates")))
+
+
+def test_clients_that_go_on_from_models_of_their_own_are_measured_by_each_other():
+    """Equal models, as clients that lie may make theirs, are not a cluster of these clients."""
+    norms = {**dict.fromkeys(range(5), 1.0), 5: 40.0, 6: 40.0, 7: 3.0}
+    for models in (100.0 + torch.rand(9, D + 1), torch.full((9, D + 1), 100.0)):
+        found = going_on(norms, Limits(largest_norm=20.0, clip_above=2.0), models)
+        assert found.left_out.keys() == {5, 6}
+        assert found.left_out[5] == "norm 40, more than 20 times its cluster's median, 1"
+        assert found.norms.tolist() == [1.0] * 5 + [2.0]
+
+
+def test_two_that_go_on_are_measured_by_the_models_that_they_began_with():
+    models = torch.tensor([[3.0, 4.0, 0.0], [6.0, 8.0, 0.0], [0.0, 0.0, 0.0]])
+    found = going_on({0: 1.0, 1: 40.0}, Limits(largest_norm=20.0, clip_above=2.0), models)
+    assert found.norms.tolist() == [1.0, 10.0]
+    assert found.limited[1] == "norm 40, shortened to 2 times what it began with, 5"

@@ -190,3 +190,11 @@ def test_updates_that_are_all_equally_far_apart_are_one_cluster(metric, linkage)
 @pytest.mark.parametrize(("n_clusters", "height"), [(4, 0.5), (3, 1.5), (2, 2.5), (1, None)])
 def test_a_cut_is_drawn_halfway_between_two_merges(n_clusters, height):
     assert cut_height(np.array([1.0, 2.0, 3.0]), n_clusters) == height
+
+
+def test_where_heights_fall_a_merge_counts_with_the_largest_before_it():
+    """As those of centroid linkage may: from 0.5 to 4.9 is no gap, since clusters merged at 5 before."""
+    heights = np.array([1.0, 1.1, 1.0, 1.2, 1.1, 1.0, 1.1, 1.2, 1.1, 1.2, 5.0, 0.5, 4.9, 5.2])
+    assert largest_gap(heights) == n_clusters_by_gap(heights) == 5
+    assert cut_height(np.array([1.0, 5.0, 2.0, 6.0]), 2) == 5.5
+    assert cut_height(np.array([1.0, 5.0, 2.0, 6.0]), 3) == 5.0

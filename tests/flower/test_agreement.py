@@ -133,6 +133,7 @@ SWITCHED = {
     "fedgroup whose newcomers go on": FedGroup(
         groups=2, pretrain_scale=1, mu=0.1, newcomer_training="remaining_epochs"
     ),
+    "fedrep with a last fit": FedRep(head_epochs=1, last_fit=4),
     "fedgroup that redraws": FedGroup(groups=2, pretrain_scale=1, rac=True, rac_redraws=True),
 }
 """Methods with other settings than the papers' defaults, that ask clients for more, or for something else."""
@@ -140,7 +141,11 @@ SWITCHED = {
 
 @pytest.mark.parametrize("name", SWITCHED)
 def test_what_is_switched_on_runs_over_a_grid_as_in_a_simulation(name: str):
-    same(*both(SWITCHED[name], local=replace(LOCAL, epochs=2, reshuffle=False)))
+    algorithm = SWITCHED[name]
+    personal = {"personal": algorithm.personal} if algorithm.personal else {}
+    here, there = both(algorithm, local=replace(LOCAL, epochs=2, reshuffle=False), **personal)
+    same(here, there)
+    assert there.summary["bytes_up"] == here.summary["bytes_up"]
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

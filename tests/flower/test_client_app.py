@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-from fedclade.algorithms import CFL, IFCA, FedAvg
+from fedclade.algorithms import CFL, IFCA, Algorithm, FedAvg, FedRep
 from fedclade.channel.accounting import Budget, Ledger
 from fedclade.channel.encoding import ENCODINGS
 from fedclade.channel.privacy import DifferentialPrivacy
@@ -149,9 +149,14 @@ def test_however_updates_travel_the_clusters_are_the_right_ones(encoding: str, t
     assert kept == ([] if encoding == "float32" else list("0123"))
 
 
-def private_grid(tmp_path: Path, budget: Budget = Budget(epsilon=math.inf), noise: float = 0.0) -> LocalGrid:  # noqa: B008
+def private_grid(
+    tmp_path: Path,
+    budget: Budget = Budget(epsilon=math.inf),  # noqa: B008
+    noise: float = 0.0,
+    **model: Any,
+) -> LocalGrid:
     federation, privacy = federation_of(FOUR), DifferentialPrivacy(clip_norm=0.5, noise_multiplier=noise)
-    app = app_of(federation, privacy=privacy, budget=budget)
+    app = app_of(federation, privacy=privacy, budget=budget, **model)
     return LocalGrid(
         {
             node_of(client): LocalNode(app, {"partition-id": client, "folder": str(tmp_path / f"client-{client}")})
@@ -172,10 +177,13 @@ def test_a_run_of_private_clients_is_reported_without_their_losses(tmp_path: Pat
     assert list((folder / "figures").iterdir())
 
 
-def test_what_the_server_says_was_spent_is_what_the_ledgers_say(tmp_path: Path):
-    """The ledger of the client that sent most; CFL asks for updates only, and all are asked in every round."""
+@pytest.mark.parametrize("algorithm", [CFL(eps1=1e-9), FedRep(head_epochs=1, last_fit=3)])
+def test_what_the_server_says_was_spent_is_what_the_ledgers_say(tmp_path: Path, algorithm: Algorithm):
+    """The ledger of the client that sent most; both ask for updates only, and all are asked in every round."""
     privacy = DifferentialPrivacy(clip_norm=0.5, noise_multiplier=8.0)
-    run = federated(private_grid(tmp_path, noise=8.0), CFL(eps1=1e-9), rounds=3, privacy=privacy)
+    personal = {"personal": algorithm.personal} if algorithm.personal else {}
+    grid = private_grid(tmp_path, noise=8.0, **personal)
+    run = federated(grid, algorithm, rounds=3, privacy=privacy, **personal)
     ledgers = [Ledger(tmp_path / f"client-{client}" / "privacy.json") for client in range(4)]
     assert {sum(entry.releases for entry in ledger.entries()) for ledger in ledgers} == {3}
     assert run.summary["privacy"]["releases"] == 3

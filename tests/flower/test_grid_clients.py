@@ -163,6 +163,7 @@ EVALUATIONS: dict[str, tuple[Change, str]] = {
     "a negative accuracy": (worded(scores=[-0.5]), "accuracy -0.5, expected one in [0, 1]"),
     "an accuracy that is NaN": (worded(scores=[math.nan]), "accuracy nan, expected one in [0, 1]"),
     "a loss that is NaN": (worded(losses=[math.nan]), "loss nan of 20 examples"),
+    "a cross-entropy below 0": (worded(losses=[-3.0]), "loss -3 of 20 examples"),
     "a loss below all others": (worded(losses=[-1e19]), "loss -1e+19 of 20 examples"),
     "negative examples": (worded(examples=[-3]), "of -3 examples"),
     "a loss that sums would overflow": (worded(losses=[1e300]), "loss 1e+300 of 20 examples"),

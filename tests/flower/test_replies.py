@@ -8,7 +8,7 @@ from fedclade.core import UpdateError
 from fedclade.flower import wire
 from fedclade.flower.replies import read_scores
 from fedclade.flower.wire import Content
-from fedclade.tasks import FittedTask
+from fedclade.tasks import LOSSES, FittedTask
 
 METRICS = FittedTask().metrics
 
@@ -51,3 +51,16 @@ def test_each_list_has_an_entry_for_every_model(column: str):
     values = {"scores": [0.5, 0.5], "losses": [0.5, 0.5], "examples": [8, 8]}
     with pytest.raises(UpdateError, match="expected scores by 1 metrics, losses and numbers of examples of 2 models"):
         read_scores(content_of(**values | {column: values[column][:1]}), 2, METRICS, 8)
+
+
+def test_a_loss_below_the_smallest_of_the_task_is_refused():
+    reply = content_of(scores=[0.5], losses=[-3.0], examples=[8])
+    assert read_scores(reply, 1, METRICS, 8)[0][1] == -3.0
+    with pytest.raises(UpdateError, match=r"loss -3 of 8 examples, expected a loss .* of at least 0, of at least 1"):
+        read_scores(reply, 1, METRICS, 8, smallest_loss=0.0)
+
+
+def test_a_grid_refuses_a_negative_cross_entropy():
+    assert FittedTask().has_nonnegative_loss
+    assert not FittedTask(kind="regression", loss=LOSSES["poisson_nll"]).has_nonnegative_loss
+    assert not FittedTask(loss=lambda outputs, targets: -outputs[:, 0]).has_nonnegative_loss

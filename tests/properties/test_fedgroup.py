@@ -12,6 +12,8 @@ from torch import nn
 
 from fedclade import ConfigError, FedAvg, FedGroup, LocalTraining, simulate
 from fedclade.algorithms import State, build_algorithm, fedgroup
+from fedclade.channel import Channel, Limiting
+from fedclade.core import Limits
 from fedclade.core.queries import Round
 from fedclade.runs.store.tree_files import read_tree, write_tree
 from tests.reference.fedavg import as_numpy
@@ -393,6 +395,30 @@ def test_a_newcomer_goes_on_from_where_it_pre_trained_without_being_sent_a_model
     assert going_on.round.communicates == "updates"
     for client, delta in zip(cold.ids, cold.answer.deltas, strict=True):
         assert torch.equal(going_on.models[client], run.states[0].tree.nodes[0].params + delta)
+
+
+class Enlarged(Around):
+    """Clients of which the first sends a hundred times its update when it goes on from where it pre-trained."""
+
+    def train(self, ids, models, assignment, this_round, anchors=None):
+        updates = self.clients.train(ids, models, assignment, this_round, anchors)
+        if this_round.communicates != "updates":
+            return updates
+        factors = torch.ones(len(ids), 1)
+        factors[0] = 100.0
+        deltas = updates.required_deltas * factors
+        return dataclasses.replace(updates, deltas=deltas, norms=updates.norms * factors[:, 0])
+
+
+def test_the_remaining_epochs_of_newcomers_are_within_the_limits():
+    clients, params = simulated(world(), linear(1))
+    limiting = Limiting(Limits(largest_norm=10.0), clients.layout.n_parameters, lambda: clients.sizes)
+    algorithm = FedGroup(groups=4, pretrain_scale=1, newcomer_training="remaining_epochs")
+    limited = Channel(Enlarged(clients), limiting)
+    run = play(algorithm, limited, params + 100.0, 1, spec=SPEC, seed=1)
+    going_on = next(call for call in run.clients.asked("train", 1) if call.round.communicates == "updates")
+    assert len(going_on.ids) > 3
+    assert going_on.answer.left_out.keys() == {going_on.ids[0]}
 
 
 class LosesNewcomers(Around):

@@ -13,6 +13,7 @@ from torch import nn
 
 from fedclade import FLHC, FedAvg, LocalTraining, ParameterTree, Run, simulate
 from fedclade.algorithms.fl_hc import FLHCState
+from fedclade.core import Round
 from tests.reference import fl_hc as reference
 from tests.reference.fedavg import as_numpy
 from tests.tiny import Around, ScriptedClients, details, federation_of, linear, play, renamed, simulated
@@ -140,6 +141,22 @@ def test_kept_updates_of_clients_that_did_not_reply_are_not_missed():
     state = play(FLHC(**options), silent, params, 2, spec=SPEC, seed=1).states[-1]
     assert state.tree.stragglers == {0: (3,)}
     assert len(state.tree.leaves) == 2
+
+
+def test_updates_of_a_cluster_of_too_few_clients_are_not_kept():
+    """Each cluster of fewer than ``min_clients`` clients starts from w, as every cluster does without the switch."""
+    clients, params = simulated(world(), linear(1))
+    algorithm = FLHC(rounds_before=0, metric="l2", linkage="ward", n_clusters=3, keep_updates=True)
+    state = algorithm.init(params, clients)
+    sizes = set()
+    for least in (1, 4):
+        this_round = Round(1, SPEC, seed=1, min_clients=least)
+        after, log = algorithm.step(state, clients.ids, clients, this_round)
+        assert log.discrepancy is not None
+        for leaf in after.tree.leaves:
+            sizes.add(len(leaf.members))
+            assert torch.equal(leaf.params, params) == (len(leaf.members) < least)
+    assert min(sizes) < 4 <= max(sizes)
 
 
 @pytest.mark.parametrize(("metric", "linkage"), [("cosine", "complete"), ("l2", "average"), ("l1", "complete")])

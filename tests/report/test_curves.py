@@ -8,6 +8,7 @@ import pytest
 
 from fedclade.report.curves import norms_picture, score_picture
 from fedclade.report.picture import Band, Line, Rule
+from fedclade.report.queries import score_series
 from fedclade.report.run_view import RunView
 from tests.report.pictures import labels, lines, marks
 
@@ -20,6 +21,23 @@ def split_run(make_run):
 
 def accuracy(run):
     return score_picture(RunView(run))
+
+
+@pytest.mark.parametrize(
+    ("settings", "first"),
+    [
+        ({}, 2),
+        ({"children_start": "cluster_mean"}, 2),
+        ({"children_start": "own_mean"}, 1),
+        ({"keep_updates": True}, 1),
+    ],
+)
+def test_scores_in_the_round_of_a_split_are_those_of_the_models_evaluated(split_run, settings, first):
+    """Node 1 begins in round 1: with the model of node 0, or with one of its own, which the evaluation is then of."""
+    run = replace(split_run, config={**split_run.config, "algorithm": settings})
+    series = score_series(run)
+    assert series[1].rounds[0] == first
+    assert (0 in series) == (first == 2)
 
 
 def test_accuracy_of_a_cluster_goes_on_from_that_of_the_one_it_came_from(split_run):

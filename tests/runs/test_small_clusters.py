@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedclade import ConfigError, FedEM, FedSoft, LocalTraining, Oracle, Run, RunError, export_model, simulate
-from fedclade.core import Clustered, ClusterSplit, Joined, Node, ParameterTree, Rejected, TooFew, Withheld
+from fedclade import ConfigError, FedEM, FedGroup, FedSoft, LocalTraining, Oracle, Run, RunError, export_model, simulate
+from fedclade.core import Clustered, ClusterSplit, GroupFounded, Joined, Node, ParameterTree, Rejected, TooFew, Withheld
 from fedclade.report import run_table
 from fedclade.runs.small_clusters import is_withheld, merge_small
 from tests.report.test_tables import lines
@@ -35,7 +35,8 @@ def tree() -> ParameterTree:
 
 def run(least=3, **more):
     options = {"rounds": 3, "local": LocalTraining(batch_size=10), "engine": "loop", "min_cluster_size": least}
-    return simulate(Oracle(FEDERATION.true_clusters), linear(), FEDERATION, **options | more)
+    algorithm = more.pop("algorithm", None) or Oracle(FEDERATION.true_clusters)
+    return simulate(algorithm, linear(), FEDERATION, **options | more)
 
 
 def test_a_small_cluster_goes_into_its_sibling_which_keeps_all_signatures():
@@ -45,6 +46,20 @@ def test_a_small_cluster_goes_into_its_sibling_which_keeps_all_signatures():
     assert merged.nodes[4].members == ()
     assert torch.equal(merged.nodes[4].params, merged.nodes[3].params)
     assert events == [Withheld(0, 1, 2)]
+
+
+def test_sums_of_a_group_of_few_founders_are_not_shown():
+    few, enough = GroupFounded(3, 2, (0.5,), 0.1), GroupFounded(3, 3, (0.5,), 0.1)
+    assert merge_small(tree(), 1, [few])[1] == [few]
+    assert merge_small(tree(), 3, [few, enough])[1] == [enough, Withheld(0, 1, 3)]
+
+
+def test_a_run_shows_no_group_of_few_founders():
+    algorithm = FedGroup(groups=3, pretrain_scale=1)
+    founded = [run(least, algorithm=algorithm, rounds=1).events for least in (1, 3)]
+    kinds = [[event["kind"] for event in events] for events in founded]
+    assert "group_founded" in kinds[0]
+    assert "group_founded" not in kinds[1]
 
 
 def test_larger_ones_follow_until_none_is_small():

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from fedclade.algorithms.base import OneCohort, OwnModels, OwnState, RoundLog
 from fedclade.algorithms.cluster_update import ClusterUpdate, log_of, move_clusters, train_root
-from fedclade.core import Clients, Interpolation, LocalRule, LocalTraining, ParameterTree, Round, checked
+from fedclade.core import Clients, Interpolation, LocalRule, LocalTraining, ParameterTree, Round, checked, require
 
 # FedAvg whose clients take the steps of a local rule, and keep a model of their own that comes of
 # it.
@@ -92,6 +92,13 @@ class APFL(Ruled):
     alpha_step: Literal["paper", "code"] = "paper"
 
     def __post_init__(self) -> None:
+        code = self.alpha_step == "code"
+        require(
+            (
+                *("algorithm.alpha_step", self.alpha_step, self.adaptive or not code),
+                "'paper' without adaptive = true, as no α is learnt",
+            )
+        )
         _ = self.rule
 
     @property

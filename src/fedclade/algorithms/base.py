@@ -200,6 +200,11 @@ class Algorithm(ABC, Generic[S]):
         return False
 
     @property
+    def trains_outside_cohort(self) -> bool:
+        """Whether clients outside of a round's cohort may train, for whom central privacy does not account."""
+        return False
+
+    @property
     def compares_lengths(self) -> bool:
         """Whether the lengths of updates matter where they are compared, and not their directions alone."""
         return False

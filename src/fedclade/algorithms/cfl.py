@@ -48,6 +48,7 @@ from fedclade.core import (
     Clients,
     ClusterSplit,
     Event,
+    Joined,
     Node,
     ParameterTree,
     Rejected,
@@ -128,11 +129,13 @@ class CFL(Algorithm[CFLState]):
     compared_at
         The model at which members of a cluster that may be split are compared: at the ``round_start``, before the step
         that led to the stationary point (Algorithm 5, line 15), or at the ``stationary`` point θ* itself (Algorithm 3,
-        lines 3 to 6). The latter asks for one more update, or gradient, of every member.
+        lines 3 to 6). The latter asks for one more update, or gradient, of every member; parameters that stay with
+        clients (``model.personal``) are then as the round's training left them.
     children_start
         The model that the children of a split start from: the cluster's after its step by the mean of all members, the
         ``cluster_mean`` (Algorithm 3, lines 7 and 8), or each child's after a step by the mean of its own members, the
-        ``own_mean``, as in the authors' published code.
+        ``own_mean``, as in the authors' published code; a child of which fewer than ``min_clients`` members replied
+        starts from the cluster's.
     split_rounds
         Split in these rounds only, counted from 1, whether or not eq. 32 holds (figure 8); eqs. 33 and 39 still decide
         which clusters. Empty: whenever eq. 32 holds.
@@ -145,8 +148,9 @@ class CFL(Algorithm[CFLState]):
         split (eq. 34, or eq. 39: the end of Algorithm 3); with ``split_rounds`` not before the last of them.
     stop_done_clusters
         Whether each cluster trains no more once it is near a stationary point and is not to be split (Algorithm 3,
-        line 10). The run ends when all clusters are done. With a client fraction below 1 it is the cohort that is near
-        a stationary point. Not with ``fallback``, whose root trains on.
+        line 10). The run ends when all clusters are done. Both equations are held against the clients that replied in
+        the round: with a client fraction below 1 another member may be above ε₂ when its cluster is done. A cluster
+        that a client joins trains again. Not with ``fallback``, whose root trains on.
     fallback
         After the first split train the root's model on beside the clusters', as plain federated learning does, and
         serve each client with that model on its path that validation data speaks for
@@ -290,7 +294,7 @@ class CFL(Algorithm[CFLState]):
             tree = tree.continued(moved.nodes[0].params)
         phase = "split" if any(isinstance(event, ClusterSplit) for event in events) else "train"
         resting = {*(state.done or ()), *self._resting(examined, peaks, this_round)}
-        resting -= {event.node for event in events if isinstance(event, ClusterSplit)}
+        resting -= {event.node for event in events if isinstance(event, ClusterSplit | Joined)}
         may_end = self.stop_when_stationary or self.stop_done_clusters
         peopled = {leaf.id for leaf in tree.leaves if leaf.members}
         stationary = may_end and not state.tree.stragglers and resting >= peopled
@@ -299,6 +303,18 @@ class CFL(Algorithm[CFLState]):
         done = tuple(sorted(resting)) if self.stop_done_clusters and resting else None
         state = replace(state, tree=tree, peaks=_inherited(peaks, tree), stationary=stationary, done=done)
         return state, log_of(parts, events, phase)
+
+    def join(
+        self, state: CFLState, ids: Sequence[int], clients: Clients, this_round: Round
+    ) -> tuple[CFLState, list[Event]]:
+        """Let newcomers join clusters; those that were done train again."""
+        state, events = super().join(state, ids, clients, this_round)
+        if not state.done:
+            return state, events
+        leaf_of = state.tree.leaf_of
+        changed = {leaf_of[client] for client in ids if client in leaf_of}
+        done = tuple(node for node in state.done if node not in changed)
+        return replace(state, done=done or None, stationary=state.stationary and not changed), events
 
     def finished(self, state: CFLState) -> bool:
         """Whether every cluster is at its end, and the run is to end with them."""
@@ -360,7 +376,8 @@ class CFL(Algorithm[CFLState]):
             again = replace(from_all, purpose="stationary")
             updates = compared = clients.train(ids, model[None], rows, again).select(ids)
             node = replace(node, params=model)
-        if self._compares_again and len(compared.ids) < 2:
+        if len(compared.ids) < 2:  # eq. 34 does not hold, and there is nothing to split by
+            part = part.compared()
             return Examined(part, node, updates, part.criteria, decides=False)
         part = replace(part, criteria=part.criteria.compared(compared.signatures, compared.ids))
         criteria = part.criteria if by_updates else replace(part.criteria, max_norm=float(compared.norms.max()))
@@ -406,8 +423,9 @@ class CFL(Algorithm[CFLState]):
         )
         if self.children_start == "own_mean":
             for child in tree.children(before.id):
-                step = mean(made.select(child.members), weighted=self.weighted)
-                tree = tree.with_model(child.id, before.params + step)
+                own = made.select(child.members)
+                if len(own.ids) >= this_round.min_clients:
+                    tree = tree.with_model(child.id, before.params + mean(own, weighted=self.weighted))
         children = tuple(child.id for child in tree.children(before.id))
         return tree, ClusterSplit(before.id, **criteria, clusters=tuple(clusters), children=children)
 

@@ -223,6 +223,8 @@ class FedRep(FedAvg):
     last_fit
         Number of the last round, in which all clients fit their head to the representation, for max(10, τ_h) epochs,
         and nothing else is trained, as in the authors' code. Left out: there is no such round, as in Algorithm 1.
+        Clients send updates in it as in any round, which are not used: private clients spend a release. Not with
+        central privacy, which accounts for the clients that a round draws.
     """
 
     personal = "head"
@@ -237,6 +239,20 @@ class FedRep(FedAvg):
             ("algorithm.last_fit", self.last_fit, names_a_round, "at least 1, or left out"),
         )
 
+    @property
+    def trains_outside_cohort(self) -> bool:
+        """Whether all clients train in one of the rounds, whatever the cohort."""
+        return self.last_fit is not None
+
+    def too_short(self, rounds: int) -> str:
+        """Return that the last fit never happens, if the run has fewer rounds."""
+        if self.last_fit is None or self.last_fit <= rounds:
+            return ""
+        return (
+            f"FedRep fits the heads of all clients in round {self.last_fit}, and this run has {rounds}: they are not "
+            f"fitted at its end; set algorithm.last_fit = {rounds}, or leave it out"
+        )
+
     def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
         """Run one round of Algorithm 1 (lines 4 to 14), or the last round of the authors' code."""
         if this_round.number == self.last_fit:
@@ -244,11 +260,14 @@ class FedRep(FedAvg):
         return super().step(state, cohort, clients, replace(this_round, personal_epochs=self.head_epochs))
 
     def _fit_heads(self, state: State, clients: Clients, this_round: Round) -> RoundLog:
-        """Let all clients fit their heads, which they keep. Their updates of the representation are not used."""
+        """Let all clients fit their heads, which they keep. Their updates of the representation are not used.
+
+        These updates are sent as in any other round, so that privacy clips them, puts noise on them and books them.
+        """
         epochs = max(SHORTEST_FIT, self.head_epochs)
-        fit = replace(this_round, personal_epochs=epochs, communicates="models")
+        fit = replace(this_round, personal_epochs=epochs)
         parts = train_clusters(state, state.tree.nodes[0].members, clients, fit)
-        return replace(log_of(parts), discrepancy=None)  # no model moves
+        return replace(log_of(parts), criteria={}, discrepancy=None)  # no model moves
 
 
 # FedAvg, and every client fine-tunes its own copy of the global model: the plainest

@@ -135,7 +135,8 @@ class FLHC(Algorithm[FLHCState]):
         for up to 20,000 clients; for more it has to be given.
     keep_updates
         Whether each cluster starts from the model w plus the mean of its members' updates Δw, weighted by their numbers
-        of examples. If false, as in Algorithm 1 line 12, it starts from w, and the clustering step moves no model.
+        of examples; a cluster of which fewer than ``min_clients`` members replied starts from w. If false, as in
+        Algorithm 1 line 12, all clusters start from w, and the clustering step moves no model.
     """
 
     state_type = FLHCState
@@ -218,7 +219,7 @@ class FLHC(Algorithm[FLHCState]):
         tree, events = self._clustered(state.tree, part, this_round)
         discrepancy = None  # as no model moves
         if self.keep_updates:
-            tree, discrepancy = _moved_by_updates(tree, part.updates)
+            tree, discrepancy = _moved_by_updates(tree, part.updates, this_round.min_clients)
         log = replace(log_of([part], events, phase="cluster"), discrepancy=discrepancy)
         return FLHCState(tree, clustered=True), log
 
@@ -272,15 +273,19 @@ class FLHC(Algorithm[FLHCState]):
         return agglomerate(distances(vectors, self.metric), self.linkage)
 
 
-def _moved_by_updates(tree: ParameterTree, updates: Updates) -> tuple[ParameterTree, float]:
+def _moved_by_updates(tree: ParameterTree, updates: Updates, min_clients: int) -> tuple[ParameterTree, float]:
     """Move every cluster's model by the mean of its members' updates (Algorithm 1, line 24), made at the root's model.
 
-    Return the tree, and how far the clients' models are from those of their clusters then, in all.
+    A cluster of which fewer than ``min_clients`` members replied keeps the root's model. Return the tree, and how far
+    the clients' models are from those of their clusters then, in all.
     """
     discrepancy = 0.0
     replied = set(updates.ids)
     for leaf in tree.leaves:
         of_cluster = updates.select([client for client in leaf.members if client in replied])
+        if len(of_cluster.ids) < min_clients:
+            discrepancy += float(of_cluster.norms.sum())
+            continue
         step = mean(of_cluster)
         tree = tree.moved(leaf.id, step)
         D = updates.n_parameters

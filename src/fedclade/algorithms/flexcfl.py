@@ -70,7 +70,11 @@ class FlexCFL(FedGroup):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(("algorithm.shift_share", self.shift_share, 0 <= self.shift_share <= 2, "in [0, 2]"))
+        redraws = "false with migrate = true: a client that is redrawn in every round cannot stay where it migrates to"
+        require(
+            ("algorithm.shift_share", self.shift_share, 0 <= self.shift_share <= 2, "in [0, 2]"),
+            ("algorithm.rac_redraws", self.rac_redraws, not (self.rac_redraws and self.migrate), redraws),
+        )
 
     def asks(self, clients: int, fraction: float) -> str:
         """Return :attr:`asks_for`, if clients may migrate."""

@@ -62,6 +62,12 @@ class StartModel:
         name = hashlib.blake2b(model.detach().cpu().contiguous().numpy().data, digest_size=16).digest()
         return cls(name, (float(row_norms(parts[0][None])), float(row_norms(parts[1][None]))))
 
+    @classmethod
+    def of_several(cls, models: Tensor, n_parameters: int) -> StartModel:
+        """Return one start for clients of a model each, ``[n, S]``, with the median of their norms."""
+        parameters, buffers = row_norms(models[:, :n_parameters]), row_norms(models[:, n_parameters:])
+        return cls(b"own models", (median_low(parameters.tolist()), median_low(buffers.tolist())))
+
 
 class Limiting(Middleware):
     """Bounds what a single client can do, by rules that an honest one hardly ever meets.
@@ -73,7 +79,8 @@ class Limiting(Middleware):
     themselves; or, if that is shorter, to so many times the median of all clients of the round, since clients that lie
     may be most of a cluster. A cluster are clients that start from the same model. Where fewer than :data:`ENOUGH` of
     one have answered, the measure is the model that they started from, or the median over all clusters, whichever is
-    longer. In a stream the measure is those that have arrived so far.
+    longer. Clients that go on from where they are, each from a model of its own, count as one cluster. In a stream the
+    measure is those that have arrived so far.
 
     This is no robust aggregation: a liar within the limits, or one of a majority, is not found.
 
@@ -201,9 +208,20 @@ class Limiting(Middleware):
         if query.mixture is not None:
             start = StartModel.of(packed(models, D), len(models) * D)
             return dict.fromkeys(query.ids, start)
+        if _goes_on(query):
+            return dict.fromkeys(query.ids, StartModel.of_several(models[list(query.assignment)], D))
         anchors = query.anchors if query.shares and query.anchors is not None else query.assignment
         of = {row: StartModel.of(models[row], D) for row in {*anchors} - {OWN}}
         return {client: of[row] for client, row in zip(query.ids, anchors, strict=True) if row in of}
+
+
+def _goes_on(query: UpdateQuery) -> bool:
+    """Return whether each client goes on from a model of its own, which it has and is not sent.
+
+    By the rows of the models, not by what is in them: clients that lie could make theirs equal.
+    """
+    rows = set(query.assignment)
+    return query.kind == "train" and query.round.communicates == "updates" and len(rows) == len(query.ids)
 
 
 def _median(values: list[float]) -> float:

@@ -137,8 +137,10 @@ def cut(merges: Merges, n_clusters: int) -> Labels:
 def largest_gap(heights: NDArray[np.float64]) -> int:
     """Return how many clusters a cut leaves at the largest relative gap between the heights of two merges, ``[m-1]``.
 
-    From 2 to m/2, as two clients that happen to be alike make no cluster; 1 if there are fewer than four clients.
+    From 2 to m/2, as two clients that happen to be alike make no cluster; 1 if there are fewer than four clients. Where
+    heights fall, as those of centroid linkage may, a merge counts with the largest height up to it.
     """
+    heights = _never_falling(heights)
     m = len(heights) + 1
     if m < 4:
         return 1
@@ -157,6 +159,7 @@ def n_clusters_by_gap(heights: NDArray[np.float64]) -> int:
     standard deviation of the n heights below it and t the quantile of Student's distribution: 2 for many heights, more
     for few. (Mojena's rule of 1977 cuts above the mean height plus a multiple of s; this one counts from the highest.)
     """
+    heights = _never_falling(heights)
     n_clusters = largest_gap(heights)
     if n_clusters == 1:
         return 1
@@ -170,9 +173,14 @@ def cut_height(heights: NDArray[np.float64], n_clusters: int) -> float | None:
     """Return the height halfway between the merges that a cut keeps and those that it undoes; None without such."""
     if n_clusters == 1:
         return None
-    kept = np.concatenate([[0.0], heights])
+    kept = np.concatenate([[0.0], _never_falling(heights)])
     undone = len(heights) + 1 - n_clusters
     return float((kept[undone] + kept[undone + 1]) / 2)
+
+
+def _never_falling(heights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the largest height up to each merge: the threshold from which on merges in this order include it."""
+    return np.maximum.accumulate(heights)
 
 
 def where_to_cut(

@@ -151,7 +151,9 @@ class LocalTraining:
     reshuffle
         Whether a client puts its examples in a new random order before every epoch. If false, it splits them into
         batches once per round, and all epochs of the round pass through the same batches (FL+HC Algorithm 1, lines 27
-        to 32; FedGroup Algorithm 1, lines 11 to 13). DP-SGD draws every batch independently, whatever the value.
+        to 32; FedGroup Algorithm 1, lines 11 to 13). Each training is split by itself: the epochs of FedRep's head and
+        those of its representation pass through different batches, and so do the pre-training of FedGroup and the
+        epochs that remain. DP-SGD draws every batch independently, whatever the value.
 
     Raises
     ------

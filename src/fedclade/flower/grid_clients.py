@@ -50,6 +50,7 @@ from fedclade.flower.models_sent import ModelsSent, as_values, length_of, of_mix
 from fedclade.flower.node_registry import NodeRegistry
 from fedclade.flower.policy import check_allowed
 from fedclade.flower.replies import (
+    LARGEST_LOSS,
     Scores,
     UpdateReply,
     are_singular,
@@ -329,7 +330,9 @@ class GridClients(Workers):
                 left_out[client] = DISCLOSES_NO_SCORES
 
         def read(client: int, content: Content) -> list[Scores]:
-            found = read_scores(content, len(rows[client]), self._task.metrics, self._examples(client, split))
+            smallest_loss = 0.0 if self._task.has_nonnegative_loss else -LARGEST_LOSS
+            known = self._examples(client, split)
+            found = read_scores(content, len(rows[client]), self._task.metrics, known, smallest_loss=smallest_loss)
             if query.compares:
                 wins[client] = read_wins(content, len(found), found[0][2])
             return found

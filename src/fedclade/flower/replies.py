@@ -168,11 +168,18 @@ def evaluation_of(
     )
 
 
-def read_scores(content: Content, models: int, metrics: Sequence[Metric], known: int | None = None) -> list[Scores]:
+def read_scores(
+    content: Content,
+    models: int,
+    metrics: Sequence[Metric],
+    known: int | None = None,
+    smallest_loss: float = -LARGEST_LOSS,
+) -> list[Scores]:
     """Check and read the scores of so many models; anything else is an UpdateError.
 
     A score is NaN where the metric is undefined for the client's examples, which a mean over examples never is.
     ``known`` is the number of the client's examples in that split, where it is known; it is the same for all models.
+    No loss of the task is below ``smallest_loss``.
     A client with a privacy budget or secure aggregation tells no loss and no number of examples.
     """
     content.has_only(())
@@ -191,9 +198,10 @@ def read_scores(content: Content, models: int, metrics: Sequence[Metric], known:
     for mine, loss, count in zip(scores, losses, counts, strict=True):
         for metric, score in zip(metrics, mine, strict=True):
             _check_score(score, metric)
-        if not (abs(loss) <= LARGEST_LOSS and 1 <= count <= MOST_EXAMPLES):
+        if not (smallest_loss <= loss <= LARGEST_LOSS and 1 <= count <= MOST_EXAMPLES):
             raise UpdateError(
-                f"loss {loss:g} of {count} examples, expected a loss of at most {LARGEST_LOSS:g} of at least 1 example"
+                f"loss {loss:g} of {count} examples, expected a loss of at most {LARGEST_LOSS:g}, and of at least "
+                f"{smallest_loss:g}, of at least 1 example"
             )
     if len(set(counts)) > 1 or not set(counts) <= {known or min(counts)}:
         raise UpdateError(f"scores of {shown(sorted(set(counts)))} examples, expected {known or 'one number of them'}")

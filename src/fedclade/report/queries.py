@@ -73,18 +73,26 @@ def splits_by_round(tree: ParameterTree) -> dict[int, list[int]]:
 def score_series(run: Run) -> dict[int, Series]:
     """Return the mean score of the clients in each cluster over the rounds, by node; of those that have one.
 
-    The evaluation after a split counts for the cluster that was split: its parts still have its model.
+    The evaluation after a split counts for the cluster that was split, as its children still have its model; it counts
+    for the children where they start from models of their own.
     """
     score = Score.of_run(run)
+    first = 0 if _children_have_own_models(run) else 1
     scores: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in run.client_rows:
         if isnan(value := score.of(row)):
             continue
         node = run.tree.nodes[row["cluster"]]
-        while node.born >= row["round"] and node.parent is not None:
+        while row["round"] < node.born + first and node.parent is not None:
             node = run.tree.nodes[node.parent]
         scores[node.id][row["round"]].append(value)
     return {node: over_rounds(by_round, _mean) for node, by_round in sorted(scores.items())}
+
+
+def _children_have_own_models(run: Run) -> bool:
+    """Return whether the clusters of a split start from models of their own, not from that of the cluster split."""
+    settings = run.config.get("algorithm", {})
+    return settings.get("children_start") == "own_mean" or settings.get("keep_updates") is True
 
 
 def joined_series(tree: ParameterTree, found: Mapping[int, Series]) -> dict[int, Series]:

@@ -250,6 +250,11 @@ class RunSettings:
                 f'privacy.model = "central": {name} looks at updates of single clients, and the server has none; take '
                 "private_choice, or an algorithm that compares none"
             )
+        if self.is_central and algorithm.trains_outside_cohort:
+            problems.append(
+                f'privacy.model = "central": {name} with last_fit trains all clients in one round, and the accounting '
+                "is of the clients that a round draws; leave out algorithm.last_fit"
+            )
         if self.is_central and self.stream is False:
             problems.append('privacy.model = "central" gives the server sums alone; set stream = true, or leave it out')
         if self.is_central and self.aggregate.looks_at_updates:

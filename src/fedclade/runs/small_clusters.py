@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedclade.core import Clustered, ClusterSplit, Event, Joined, Node, ParameterTree, Withheld
+from fedclade.core import Clustered, ClusterSplit, Event, GroupFounded, Joined, Node, ParameterTree, Withheld
 
 # What clusters have in common: layers that are averaged over all of them.
 #
@@ -106,6 +106,8 @@ def _shown(event: Event, tree: ParameterTree, gone: set[int], least: int) -> lis
             return []
         return [replace(event, children=children, clusters=tuple(tree.nodes[child].members for child in children))]
     if isinstance(event, Clustered) and min(event.sizes) < least:  # its merges are those of single clients
+        return []
+    if isinstance(event, GroupFounded) and event.clients < least:  # its sums are those of so few clients
         return []
     if isinstance(event, Joined) and event.node and len(event.clients) < least:
         return []

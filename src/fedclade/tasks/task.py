@@ -253,6 +253,11 @@ class FittedTask:
         return all(loss is not self.loss for loss in LOSSES.values())
 
     @property
+    def has_nonnegative_loss(self) -> bool:
+        """Whether no example has a loss below 0: with all losses by name but that of a Poisson regression."""
+        return not self.has_own_loss and self.loss is not LOSSES["poisson_nll"]
+
+    @property
     def is_plain(self) -> bool:
         """Whether the loss is cross-entropy without weights, which engines know by heart."""
         return self.loss is cross_entropy and not self.is_weighted
