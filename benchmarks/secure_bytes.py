@@ -112,7 +112,7 @@ def now(clients: int, colluders: int) -> Bytes:
     everybody: dict[str, Any] = {
         "clients": list(members),
         **{f"{name}s": [some(length) for _ in members] for name, length in lengths().items()},
-        "insists": [True] * clients,
+        "min_honests": [3] * clients,
     }
     del everybody["commitments"]  # which only the server gets, with the shares
     own = {} if graph.holders else {"promises": [*promises, some(2 * HASH)]}
@@ -120,7 +120,7 @@ def now(clients: int, colluders: int) -> Bytes:
     signed = {"digests": [some(HASH) for _ in range(holders)], "signatures": [some(SIGNATURE) for _ in range(holders)]}
     agreed = {"clients": list(range(agreeing)), "signatures": [some(SIGNATURE) for _ in range(agreeing)]}
     stages = {
-        "keys": ({"client": 7, "terms": terms.text}, {**advert(), "insists": True, "has_peers": True}),
+        "keys": ({"client": 7, "terms": terms.text}, {**advert(), "min_honest": 3, "has_peers": True}),
         "shares": (everybody, {"clients": list(range(holders)), **dealt, **own, "commitment": some(HASH)}),
         "masked": (
             {**training(), "dealt": bits, "sources": list(range(holders)), **dealt},

@@ -179,7 +179,7 @@ def bystanders() -> Iterator[Row]:
         content = Content.of(wire.record({"client": number, "instance": "sum", "terms": terms.text}))
         shown = Content.of(client.keys(content, state, key)).values
         public = shown["masking"], shown["sealing"], key.public, shown["signature"]
-        given = {"insists": shown["insists"]} if "insists" in shown else {}
+        given = {"min_honest": shown["min_honest"]} if "min_honest" in shown else {}
         adverts.append(Advert(number, *public, **given))
     listing = Content.of(wire.record({"instance": "sum", **told(adverts, has_signers=True)}))
     try:

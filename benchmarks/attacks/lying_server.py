@@ -182,15 +182,15 @@ class LyingServer(ABC):
         for number, reply in replies.items():
             fields = [reply.get(name, bytes) for name in ("masking", "sealing")]
             signature = reply.get("signature", bytes)
-            insists = reply.get("insists", bool)
-            self.adverts[number] = Advert(number, *fields, self.public[number], signature, insists)
+            min_honest = reply.get("min_honest", int)
+            self.adverts[number] = Advert(number, *fields, self.public[number], signature, min_honest)
         return list(replies)
 
     def show_spoilers(self) -> None:
         """Make the colluders' keys for the sum."""
         for number, key in self.colluders.items():
             masking, sealing = new_key(), new_key()
-            advert = Advert(number, public_of(masking), public_of(sealing), key.public, insists=True)
+            advert = Advert(number, public_of(masking), public_of(sealing), key.public, min_honest=2)
             self.adverts[number] = advert.signed(self.terms.context, key)
             self.secret[number] = masking, sealing
 
@@ -323,7 +323,9 @@ class LyingServer(ABC):
     def find_secret(self, number: int, which: str) -> bytes | None:
         """Return a client's seed or masking key, if the server has enough shares of it."""
         shares = self.shares.get((number, which), {})
-        needed = self.terms.graph(len(self.views[number].members)).needed
+        members = self.views[number].members
+        insisting = sum(self.adverts[member].min_honest > 0 for member in members)
+        needed = self.terms.graph(len(members), insisting).needed
         of_seed = is_seed_of(self.commitments[number], self.statements(self.views[number]).scope, number)
         holds = of_seed if which == "seed" else is_key_of(self.adverts[number].masking)
         return combined(list(shares.values())[:needed], holds) if len(shares) >= needed else None

@@ -88,8 +88,8 @@ def masked_reply(federation: Federation, model: torch.Tensor, lr: float) -> Cont
         try:
             first = ask("keys", client=0, terms=terms.text)
             fields = [first.get(each, bytes) for each in ("masking", "sealing")]
-            signature, insists = first.get("signature", bytes), first.get("insists", bool)
-            adverts = [Advert(0, *fields, key.public, signature, insists)]
+            signature, min_honest = first.get("signature", bytes), first.get("min_honest", int)
+            adverts = [Advert(0, *fields, key.public, signature, min_honest)]
             adverts += [colluder(number, terms) for number in range(1, 4)]
             ask("shares", **told(adverts, has_signers=True))
             dealt = bitmap({0, 1, 2, 3}, [0, 1, 2, 3])
@@ -103,7 +103,7 @@ def colluder(number: int, terms: Terms) -> Advert:
     """Return the keys of a client that is the server's."""
     key = Key.new()
     public = [member.public_of(member.new_key()) for _ in range(2)]
-    return Advert(number, *public, key.public, insists=True).signed(terms.context, key)
+    return Advert(number, *public, key.public, min_honest=2).signed(terms.context, key)
 
 
 def without_one(federation: Federation) -> Federation:

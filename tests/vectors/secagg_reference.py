@@ -27,11 +27,21 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 FILE = Path(__file__).with_name("secagg-10.json")
 ENTRIES = 20
 CURVE = ec.SECP256R1()
-INSISTS = 1  # that a client sends its updates under masks alone
+MIN_HONEST = 2  # how many honest clients a sum must have; 0 of a client that also answers without masks
 
-# Two sums. On the long list each client deals shares to the k behind it, in a circle.
+# Three sums. On the long list each client deals shares to the k behind it, in a circle. Clients that do not insist on
+# sums count among the colluders: on the mixed list, 2 of 6.
 CASES = {
-    "complete": {"members": [2, 3, 5, 8], "colluders": 1, "k": 0, "t": 3, "not_dealt": [], "gone": [5]},
+    "complete": {"members": [2, 3, 5, 8], "colluders": 1, "k": 0, "t": 3, "not_dealt": [], "gone": [5], "bystanders": []},
+    "mixed": {
+        "members": [1, 2, 4, 6, 7, 9],
+        "colluders": 1,
+        "k": 0,
+        "t": 5,
+        "not_dealt": [],
+        "gone": [9],
+        "bystanders": [4],
+    },
     "sparse": {
         "members": list(range(0, 210, 3)),
         "colluders": 1,
@@ -39,6 +49,7 @@ CASES = {
         "t": 14,
         "not_dealt": [9, 90],
         "gone": [0, 30, 66, 207],
+        "bystanders": [],
     },
 }
 
@@ -177,10 +188,13 @@ def compute(case):
     terms = ["instance", len(members) + 1, case["colluders"], k, 8.0, 2.0, 10, training, question, model, ""]
     ctx = hashed("terms", 10, *terms)
     keys = {i: (public(masking[i]), public(sealing[i])) for i in members}
-    sigma0 = {i: sign[i].sign(transcript("advert", ctx, i, *keys[i], INSISTS)) for i in members}
+    h = {i: 0 if i in case["bystanders"] else MIN_HONEST for i in members}
+    suspects = case["colluders"] + len(case["bystanders"])
+    assert k or t == (len(members) + suspects) // 2 + 1
+    sigma0 = {i: sign[i].sign(transcript("advert", ctx, i, *keys[i], h[i])) for i in members}
     fields = []
     for i in members:
-        fields += [i, sign[i].public_key().public_bytes_raw(), *keys[i], INSISTS, sigma0[i]]
+        fields += [i, sign[i].public_key().public_bytes_raw(), *keys[i], h[i], sigma0[i]]
     lam = hashed("list", ctx, len(members), *fields)
     holders = {}
     for place, i in enumerate(members):

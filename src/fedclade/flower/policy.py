@@ -323,20 +323,6 @@ class Policy:
                 f"{colluders} that may collude), and is asked for one of {clients}"
             )
 
-    def check_insisting(self, clients: int, colluders: int) -> None:
-        """Check how many clients of a sum insist on sums, if this one does.
-
-        A client that does not answers the same training without masks, if it is asked to, and the server then takes
-        its update off the sum.
-        """
-        least = colluders + self.min_honest
-        if self.secure_aggregation and clients < least:
-            raise PolicyError(
-                f"this client takes part in sums of at least {least} clients with secure-aggregation=true in their "
-                f"node config (min-honest in its own, and {colluders} that may collude), and is asked for one with "
-                f"{clients}"
-            )
-
     def check_clear(self, count: int, n_parameters: int) -> None:
         """Check how many signs leave unmasked beside an update of D = ``n_parameters``: what is compared."""
         if count:

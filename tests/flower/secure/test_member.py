@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from fedclade.flower.policy import Policy
 from fedclade.flower.secure import rounds
 from fedclade.flower.secure.adverts import Advert
 from fedclade.flower.secure.encoding import bitmap
+from fedclade.flower.secure.member import Kept
 from fedclade.flower.secure.secrets import RejectedSumError, own_mask, unpack
 from fedclade.flower.secure.spent import SpentQuestions
 from fedclade.flower.secure.terms import Terms
@@ -46,8 +48,13 @@ def after(stage: str, clients: int = 5) -> Room:
 
 def asked(room: Room, stage: str, **values: Any) -> None:
     """Put the stage's question to client 0, with other values."""
-    question = room.questions[0, stage]
-    room.parties[0].answer(replace(question, values={**question.values, **values}))
+    asked_of(room, 0, stage, **values)
+
+
+def asked_of(room: Room, party: int, stage: str, **values: Any) -> None:
+    """Put the stage's question to a client, with other values."""
+    question = room.questions[party, stage]
+    room.parties[party].answer(replace(question, values={**question.values, **values}))
 
 
 @pytest.mark.parametrize("stage", ["shares", "masked", "agree", "unmask"])
@@ -115,40 +122,132 @@ def test_a_sum_copes_with_as_many_colluders_as_the_client_fears():
 
 
 INSISTS = Policy(min_honest=2, secure_aggregation=True, trust_server_keys=True)
-TOO_FEW_INSIST = (
-    "this client takes part in sums of at least 3 clients with secure-aggregation=true in their node config "
-    "(min-honest in its own, and 1 that may collude), and is asked for one with 2"
-)
+
+def insisting(room: Room, *clients: int, min_honest: int = 2) -> None:
+    """Let clients of a room insist on sums."""
+    for client in clients:
+        room.parties[client].policy = replace(INSISTS, min_honest=min_honest)
+
+
+def too_few_insist(count: int, *, client: int, least: int) -> str:
+    return (
+        f"with {count} clients that have secure-aggregation=true in their node config, and client {client} takes part "
+        f"in sums with at least {least} (its min-honest, and 1 that may collude); set secure-aggregation=true for more "
+        "clients, or lower its min-honest"
+    )
 
 
 def test_a_client_that_insists_on_sums_counts_only_others_that_do():
     """Another one answers the same training without masks, and the server takes its update off the sum."""
     room = Room.of(5)
-    for client in (0, 1):
-        room.parties[client].policy = INSISTS
+    insisting(room, 0, 1)
     found = summed(room, [0] * 5)
-    assert found.left_out[0] == found.left_out[1] == TOO_FEW_INSIST
-    room.parties[2].policy = INSISTS
+    assert found.left_out == dict.fromkeys((0, 1), f"left out of a sum {too_few_insist(2, client=0, least=3)}")
+    assert len(found.ids) == 3
+    insisting(room, 2)
     assert not summed(room, [0] * 5).left_out
+
+
+def test_a_client_that_wants_more_others_than_insist_is_left_out_and_then_those_that_counted_on_it():
+    room = Room.of(5)
+    insisting(room, 0, 1, 2)
+    insisting(room, 3, min_honest=4)
+    found = summed(room, [0] * 5)
+    assert found.left_out == {3: f"left out of a sum {too_few_insist(4, client=3, least=5)}"}
+    insisting(room, 2, min_honest=3)
+    room.sums += 1
+    found = summed(room, [0] * 5)
+    assert {client: why.split(",")[0] for client, why in found.left_out.items()} == {
+        3: "left out of a sum with 4 clients that have secure-aggregation=true in their node config",
+        2: "left out of a sum with 3 clients that have secure-aggregation=true in their node config",
+        0: "left out of a sum with 2 clients that have secure-aggregation=true in their node config",
+        1: "left out of a sum with 2 clients that have secure-aggregation=true in their node config",
+        4: "1 of the 5 clients of its cluster answered",
+    }
 
 
 def test_it_counts_them_again_in_the_sum_that_it_agrees_to():
     room = Room.of(5)
-    for client in (0, 1, 2):
-        room.parties[client].policy = INSISTS
+    insisting(room, 0, 1, 2)
     room.drop(2, "masked")
     found = summed(room, [0] * 5)
-    assert found.left_out[0] == found.left_out[1] == TOO_FEW_INSIST
+    assert found.left_out[0] == f"no sum can be had {too_few_insist(2, client=0, least=3)}"
+    assert "agree" not in room.asked
+
+
+@pytest.fixture
+def careless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the server ask all questions, whatever clients want of a sum."""
+    monkeypatch.setattr(rounds, "without_protection", lambda *_: [])
+
+
+@pytest.mark.usefixtures("careless")
+@pytest.mark.parametrize("refuses", [True, False])
+def test_bystanders_do_not_open_a_sum_with_a_client_that_insists(refuses: bool):
+    """They do not need its agreement: it is opened by T signatures and t shares of others."""
+    room = Room.of(9)
+    insisting(room, 0, 1, 2)
+    room.drop(1, "masked")
+    room.drop(2, "masked")
+    if refuses:
+        room.drop(0, "agree")
+    found = summed(room, [0] * 9)
+    assert not found.ids
+    assert not [client for client, what in room.answers if what == "agree"]
+
+
+@pytest.mark.usefixtures("careless")
+def test_nor_do_clients_that_insist_and_want_less():
+    room = Room.of(9)
+    insisting(room, *range(1, 9))
+    insisting(room, 0, min_honest=7)
+    room.drop(1, "masked")
+    room.drop(2, "masked")
+    found = summed(room, [0] * 9)
+    assert not found.ids
+    assert not [client for client, what in room.answers if what == "agree"]
+    for client in range(3, 9):
+        room.parties[client].state.config_records["fedclade.secure"]["stage"] = "masked"
+        with pytest.raises(UpdateError, match=re.escape(f"asked for a sum {too_few_insist(7, client=0, least=8)}")):
+            asked_of(room, client, "agree", active=bitmap({0, *range(3, 9)}, range(9)))
+
+
+def test_those_that_do_not_insist_count_among_the_colluders_where_others_do():
+    """So T and t hold although all of them sign two sums, and give shares of both."""
+    room = Room.of(9)
+    insisting(room, 0, 1, 2, 3, 4)
+    room.drop(8, "masked")
+    room.drop(7, "masked")
+    why = summed(room, [0] * 9).left_out[0]
+    assert why == (
+        "7 of the 9 clients of its cluster answered, and 8 have to agree on their sum (more than half of all and the 1 "
+        "of network.secure_colluders, and the 4 without secure-aggregation=true in their node config: set it for all "
+        "clients)"
+    )
+    kept = [Kept(**dict(room.parties[client].state.config_records["fedclade.secure"])) for client in range(7)]
+    assert {each.quorum for each in kept} == {each.graph.needed for each in kept} == {8}
 
 
 def test_a_server_cannot_say_that_another_client_insists_on_sums():
     room = after("shares")
     with pytest.raises(UpdateError, match="client 1's keys for the sum are not signed by its key"):
-        asked(room, "shares", insists=[False, True, False, False, False])
-    with pytest.raises(UpdateError, match=r"'insists' should be a list of bool, got \[0, 0, 0, 0, 0\]"):
-        asked(room, "shares", insists=[0] * 5)
+        asked(room, "shares", min_honests=[0, 2, 2, 2, 0])
+    with pytest.raises(UpdateError, match=re.escape(f"asked for a sum {too_few_insist(1, client=1, least=3)}")):
+        asked(room, "shares", min_honests=[0, 2, 0, 0, 0])
+    with pytest.raises(UpdateError, match=r"'min_honests' should be a list of int, got \[True, False, "):
+        asked(room, "shares", min_honests=[True, False, False, False, False])
     with pytest.raises(UpdateError, match=r"each client should be there once, .* with all of its keys"):
-        asked(room, "shares", insists=[False] * 4)
+        asked(room, "shares", min_honests=[0] * 4)
+
+
+@pytest.mark.parametrize("number", [-1, 1, 2**20 + 1])
+def test_a_client_cannot_want_an_impossible_number_of_honest_ones(number: int):
+    room = after("shares")
+    with pytest.raises(UpdateError, match=rf"a sum of at least {number} honest clients .*; expected 0, or 2 to 1048576"):
+        asked(room, "shares", min_honests=[0, number, 0, 0, 0])
+    room = Room.of(4)
+    room.say(1, "keys", min_honest=number)
+    assert f"a sum of at least {number} honest clients" in summed(room, [0] * 4).left_out[1]
 
 
 def test_the_others_keys_are_those_of_the_group_and_all_different():

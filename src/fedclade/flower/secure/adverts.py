@@ -10,17 +10,21 @@ from fedclade.core import UpdateError
 from fedclade.flower.secure.encoding import digest, transcript
 from fedclade.flower.secure.secrets import check_public
 from fedclade.flower.secure.statements import is_signed
-from fedclade.flower.secure.terms import listed
+from fedclade.flower.secure.terms import MOST_CLIENTS, listed
 from fedclade.flower.signing import Key
 from fedclade.flower.wire import Content, shown
+
+FEWEST_HONEST = 2
+"""A sum of one honest client is its update."""
 
 
 @dataclass(frozen=True)
 class Advert:
     """One client's public keys for one sum: ``masking`` for pairwise masks, ``sealing`` for shares sent to it.
 
-    ``insists`` states that its updates leave under masks alone (``secure-aggregation`` in its policy). Another client
-    answers the same training without masks if the server asks for it, and so hides no other client's update.
+    ``min_honest`` is h, how many honest clients whose updates leave under masks alone must be in a sum with its own. It
+    is 0 of a client that does not insist on sums (``secure-aggregation`` in its policy): such a client answers the same
+    training without masks if the server asks for it, and so hides no other client's update.
     """
 
     client: int
@@ -28,7 +32,7 @@ class Advert:
     sealing: bytes
     signer: str  # its public Ed25519 key, in hexadecimal
     signature: bytes = b""
-    insists: bool = False
+    min_honest: int = 0
 
     @property
     def keys(self) -> tuple[bytes, bytes]:
@@ -51,14 +55,23 @@ class Advert:
             raise UpdateError(f"client {self.client}'s keys for the sum are not signed by its key")
 
     def _transcript(self, context: bytes) -> bytes:
-        return transcript("advert", context, self.client, self.masking, self.sealing, int(self.insists))
+        return transcript("advert", context, self.client, self.masking, self.sealing, self.min_honest)
+
+
+def check_min_honest(number: int) -> None:
+    """Check that a client can want so many honest ones in its sum; an UpdateError otherwise."""
+    if number and not FEWEST_HONEST <= number <= MOST_CLIENTS:
+        raise UpdateError(
+            f"a sum of at least {shown(number)} honest clients (min_honest); expected 0, or {FEWEST_HONEST} to "
+            f"{MOST_CLIENTS}"
+        )
 
 
 def digest_of_list(context: bytes, everybody: Sequence[Advert]) -> bytes:
     """Return λ, the digest of a whole list in ascending order of its clients."""
     fields: list[bytes | str | int] = []
     for each in sorted(everybody, key=lambda each: each.client):
-        fields += [each.client, bytes.fromhex(each.signer), each.masking, each.sealing, int(each.insists)]
+        fields += [each.client, bytes.fromhex(each.signer), each.masking, each.sealing, each.min_honest]
         fields.append(each.signature)
     return digest("list", context, len(everybody), *fields)
 
@@ -67,7 +80,7 @@ def told(adverts: Sequence[Advert], *, has_signers: bool) -> dict[str, Any]:
     """Return adverts as the values of a message, with the clients' own keys or without."""
     columns = ("client", "masking", "sealing", "signature")
     values: dict[str, Any] = {f"{name}s": [getattr(each, name) for each in adverts] for name in columns}
-    values["insists"] = [each.insists for each in adverts]
+    values["min_honests"] = [each.min_honest for each in adverts]
     if has_signers:
         values["signers"] = [bytes.fromhex(each.signer) for each in adverts]
     return values
@@ -82,19 +95,21 @@ def read(content: Content, keys: Mapping[int, str] | None) -> list[Advert]:
     columns = [listed(content, name, bytes) for name in ("maskings", "sealings", "signatures")]
     if keys is None:
         columns.append(listed(content, "signers", bytes))
-    insists = listed(content, "insists", bool)
-    if {*map(len, columns), len(insists)} != {len(ids)} or sorted(set(ids)) != ids:
+    min_honests = listed(content, "min_honests", int)
+    if {*map(len, columns), len(min_honests)} != {len(ids)} or sorted(set(ids)) != ids:
         raise UpdateError(
             f"keys of clients {shown(ids)}: each client should be there once, in ascending order, with all of its keys"
         )
+    for number in min_honests:
+        check_min_honest(number)
     if keys is None:
         signers = [signer.hex() for signer in columns.pop()]
     elif unknown := [client for client in ids if client not in keys]:
         raise UpdateError(f"clients {shown(unknown)} are not on this client's list of peers (peers-file)")
     else:
         signers = [keys[client] for client in ids]
-    rows = zip(ids, *columns, signers, insists, strict=True)
+    rows = zip(ids, *columns, signers, min_honests, strict=True)
     return [
-        Advert(client, masking, sealing, signer, signature, insists)
-        for client, masking, sealing, signature, signer, insists in rows
+        Advert(client, masking, sealing, signer, signature, min_honest)
+        for client, masking, sealing, signature, signer, min_honest in rows
     ]

@@ -20,7 +20,7 @@ from fedclade.flower.policy import Policy
 from fedclade.flower.secure import adverts as advertising
 from fedclade.flower.secure.adverts import Advert, digest_of_list
 from fedclade.flower.secure.encoding import DIGEST_BYTES, read_bitmap
-from fedclade.flower.secure.parameters import Graph
+from fedclade.flower.secure.parameters import Graph, too_few_insist, without_protection
 from fedclade.flower.secure.secrets import (
     Contribution,
     Masked,
@@ -74,8 +74,8 @@ class Kept:
         λ, the digest of the list.
     members, signers, their_masking, their_sealing
         The clients on the list in ascending order, itself included, and their public keys.
-    insisting
-        Those of the members whose updates leave under masks alone.
+    insisting, min_honests
+        Those of the members whose updates leave under masks alone, and how many of these must be honest for each.
     holders
         The others to which it has dealt shares of its secrets.
     own_seed_share, own_key_share
@@ -102,6 +102,7 @@ class Kept:
     their_masking: list[bytes] = field(default_factory=list[bytes])
     their_sealing: list[bytes] = field(default_factory=list[bytes])
     insisting: list[int] = field(default_factory=list[int])
+    min_honests: list[int] = field(default_factory=list[int])
     holders: list[int] = field(default_factory=list[int])
     own_seed_share: bytes = b""
     own_key_share: bytes = b""
@@ -148,12 +149,12 @@ class Kept:
     @property
     def graph(self) -> Graph:
         """Who deals shares to whom."""
-        return self.read_terms().graph(len(self.members))
+        return self.read_terms().graph(len(self.members), len(self.insisting))
 
     @property
     def quorum(self) -> int:
         """How many have to agree on the sum."""
-        return self.read_terms().quorum(len(self.members))
+        return self.read_terms().quorum(len(self.members), len(self.insisting))
 
     def members_of(self, bits: bytes) -> list[int]:
         """Return the clients of a bitmap."""
@@ -219,13 +220,13 @@ class Member:
             seed=new_seed(),
             ticket=secrets.token_hex(16),
         )
-        insists = self._policy.secure_aggregation
-        mine = Advert(client, public_of(kept.masking), public_of(kept.sealing), key.public, insists=insists)
+        min_honest = self._policy.min_honest if self._policy.secure_aggregation else 0
+        mine = Advert(client, public_of(kept.masking), public_of(kept.sealing), key.public, min_honest=min_honest)
         mine = mine.signed(terms.context, key)
         self._spent.begin(terms.question, state)
         self._save(kept, state, "keys")
-        public = {name: getattr(mine, name) for name in ("masking", "sealing", "signature")}
-        return wire.record({"instance": instance, "insists": insists, "has_peers": self._peers is not None, **public})
+        shown = {name: getattr(mine, name) for name in ("masking", "sealing", "signature", "min_honest")}
+        return wire.record({"instance": instance, "has_peers": self._peers is not None, **shown})
 
     def shares(self, content: Content, state: RecordDict | None, key: Key | None) -> RecordDict:
         """Stage 1: see the whole list, and give holders shares of the own secrets that only they can read."""
@@ -238,7 +239,8 @@ class Member:
         kept.signers = [bytes.fromhex(each.signer) for each in everybody]
         kept.their_masking = [each.masking for each in everybody]
         kept.their_sealing = [each.sealing for each in everybody]
-        kept.insisting = [each.client for each in everybody if each.insists]
+        kept.insisting = [each.client for each in everybody if each.min_honest]
+        kept.min_honests = [each.min_honest for each in everybody if each.min_honest]
         graph, scope = kept.graph, kept.scope
         kept.holders = draw_holders(kept.client, kept.members, graph)
         keeps_own = graph.holders == 0
@@ -302,7 +304,8 @@ class Member:
             raise UpdateError(f"asked to unmask a sum of {len(active)} clients, and at least {kept.quorum} are needed")
         terms = kept.read_terms()
         self._policy.check_group(len(active), terms.colluders)
-        self._policy.check_insisting(len({*active} & {*kept.insisting}), terms.colluders)
+        min_honests = dict(zip(kept.insisting, kept.min_honests, strict=True))
+        check_protection({client: min_honests[client] for client in active if client in min_honests}, terms.colluders)
         self._check_masked_alike(kept, content, active)
         self._spent.spend(terms.question, state)
         kept.active = bits
@@ -329,7 +332,7 @@ class Member:
     def _check_list(self, kept: Kept, terms: Terms, everybody: list[Advert], key: Key | None) -> None:
         """Check that a list is one of clients that this client knows, with its own keys among theirs."""
         self._policy.check_group(len(everybody), terms.colluders)
-        self._policy.check_insisting(sum(each.insists for each in everybody), terms.colluders)
+        check_protection({each.client: each.min_honest for each in everybody if each.min_honest}, terms.colluders)
         mine = [each for each in everybody if each.client == kept.client]
         seen = [(each.masking, each.sealing, each.signer) for each in mine]
         own = public_of(kept.masking), public_of(kept.sealing)
@@ -444,6 +447,17 @@ class Member:
 
 UNREADABLE = b"", b""
 """In place of shares that cannot be read, or that their dealer has not committed to."""
+
+
+def check_protection(min_honests: Mapping[int, int], colluders: int) -> None:
+    """Check that enough clients of a sum insist on sums, for each one that does; an UpdateError otherwise.
+
+    All clients of the sum check this for each other. One that refuses for itself alone could be put into a sum to which
+    the others agree without it.
+    """
+    lacking = without_protection(min_honests, colluders)
+    if lacking:
+        raise UpdateError(f"asked for a sum {too_few_insist(lacking, min_honests, colluders)}")
 
 
 def check_training(content: Content, terms: Terms) -> None:

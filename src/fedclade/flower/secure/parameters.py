@@ -6,6 +6,7 @@ rests on the numbers that are computed here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -57,6 +58,38 @@ class Graph:
 def quorum(clients: int, colluders: int) -> int:
     """Return T: of two statements that T of n clients have signed, an honest one has signed both."""
     return (clients + colluders) // 2 + 1
+
+
+def suspects(clients: int, insisting: int, colluders: int) -> int:
+    """Return c', how many clients on a list may sign two statements, or help to take off another one's update.
+
+    Where some insist on sums, those that do not count among the colluders.
+    """
+    return colluders + (clients - insisting if insisting else 0)
+
+
+def without_protection(min_honests: Mapping[int, int], colluders: int) -> list[int]:
+    """Return the clients of a sum in which too few others insist on sums.
+
+    Parameters
+    ----------
+    min_honests
+        h of each client that insists.
+    colluders
+        c, how many of these may collude with the server.
+    """
+    return [client for client, least in min_honests.items() if len(min_honests) < colluders + least]
+
+
+def too_few_insist(lacking: Sequence[int], min_honests: Mapping[int, int], colluders: int) -> str:
+    """Say of a sum that some clients have too little protection in it."""
+    client = max(lacking, key=lambda each: min_honests[each])
+    least = colluders + min_honests[client]
+    return (
+        f"with {len(min_honests)} clients that have secure-aggregation=true in their node config, and client {client} "
+        f"takes part in sums with at least {least} (its min-honest, and {colluders} that may collude); set "
+        "secure-aggregation=true for more clients, or lower its min-honest"
+    )
 
 
 @lru_cache(maxsize=256)

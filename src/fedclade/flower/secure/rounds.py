@@ -32,9 +32,9 @@ from fedclade.flower.models_sent import ModelsSent
 from fedclade.flower.policy import CLEAR_SHARE
 from fedclade.flower.replies import examples_trained_on, largest_of_class
 from fedclade.flower.secure import adverts as advertising
-from fedclade.flower.secure.adverts import Advert, digest_of_list
+from fedclade.flower.secure.adverts import Advert, check_min_honest, digest_of_list
 from fedclade.flower.secure.encoding import DIGEST_BYTES, bitmap
-from fedclade.flower.secure.parameters import Graph
+from fedclade.flower.secure.parameters import Graph, too_few_insist, without_protection
 from fedclade.flower.secure.secrets import (
     BYTES_PER_ENTRY,
     LONGEST_SHARE,
@@ -127,12 +127,16 @@ class Group:
     @property
     def graph(self) -> Graph:
         """Who deals shares to whom."""
-        return self.terms.graph(len(self.members))
+        return self.terms.graph(len(self.members), len(self.min_honests(self.members)))
 
     @property
     def quorum(self) -> int:
         """How many have to agree on the sum."""
-        return self.terms.quorum(len(self.members))
+        return self.terms.quorum(len(self.members), len(self.min_honests(self.members)))
+
+    def min_honests(self, clients: Collection[int]) -> dict[int, int]:
+        """Return how many honest ones each of some clients wants in its sum, of those that insist on sums."""
+        return {client: least for client in clients if (least := self.adverts[client].min_honest)}
 
     @property
     def scope(self) -> Scope:
@@ -150,6 +154,18 @@ class Group:
         copies = [client for client in self.alive if max(times[key] for key in self.adverts[client].keys) > 1]
         self.alive = [client for client in self.alive if client not in copies]
         return copies
+
+    def leave_out_unprotected(self) -> dict[int, str]:
+        """Leave out those with which too few others insist on sums; return why. Nobody would go on with them."""
+        reasons: dict[int, str] = {}
+        while True:
+            min_honests = self.min_honests(self.alive)
+            lacking = without_protection(min_honests, self.terms.colluders)
+            if not lacking:
+                return reasons
+            why = f"left out of a sum {too_few_insist(lacking, min_honests, self.terms.colluders)}"
+            reasons |= dict.fromkeys(lacking, why)
+            self.alive = [client for client in self.alive if client not in lacking]
 
     def settle_list(self) -> None:
         """Settle who is on the list: those that have shown their keys."""
@@ -215,10 +231,14 @@ class Group:
                 f"{added} of the {asked} clients of its cluster answered, and a sum is of at least {rules.fewest} "
                 "(network.secure_fewest)"
             )
+        min_honests = self.min_honests(self.active or self.alive)
+        lacking = without_protection(min_honests, self.terms.colluders)
+        if lacking:
+            return f"no sum can be had {too_few_insist(lacking, min_honests, self.terms.colluders)}"
         if few < self.quorum:
             return (
                 f"{few} of the {asked} clients of its cluster answered, and {self.quorum} have to agree on their sum "
-                f"(more than half of all and the {self.terms.colluders} of network.secure_colluders)"
+                f"(more than half of all and the {self.terms.colluders} of network.secure_colluders{self._bystanders})"
             )
         here = {*self.alive}
         for client in self.dealt:  # also of those that are gone: their masks have to come off
@@ -229,6 +249,15 @@ class Group:
                     f"client {client}'s secrets, and {needed} are needed to take the masks off"
                 )
         return ""
+
+    @property
+    def _bystanders(self) -> str:
+        """Say how many count among those that collude, because others insist on sums and they do not."""
+        insisting = len(self.min_honests(self.members))
+        others = len(self.members) - insisting
+        if not insisting or not others:
+            return ""
+        return f", and the {others} without secure-aggregation=true in their node config: set it for all clients"
 
     def total(self, parameters: int, entries: int) -> ClusterSum:
         """Return the sum of all updates that came, of a model with so many parameters and entries.
@@ -495,8 +524,9 @@ class _Round:
     def _keys(self, of: Mapping[int, Group]) -> None:
         def read(client: int, content: Content) -> Advert:
             masking, sealing, signature = (content.get(name, bytes) for name in ("masking", "sealing", "signature"))
-            insists = content.get("insists", bool)
-            advert = Advert(client, masking, sealing, self._keys_of[client], signature, insists)
+            min_honest = content.get("min_honest", int)
+            check_min_honest(min_honest)
+            advert = Advert(client, masking, sealing, self._keys_of[client], signature, min_honest)
             advert.check(of[client].terms.context)
             if content.get("has_peers", bool):
                 self._with_peers.add(client)
@@ -508,6 +538,7 @@ class _Round:
             of[client].adverts[client] = advert
         for group in _groups(of):
             self._left_out |= dict.fromkeys(group.leave_out_copies(), "shows a key that is shown twice in the sum")
+            self._left_out |= group.leave_out_unprotected()
             group.settle_list()
 
     def _shares(self, of: Mapping[int, Group]) -> None:

@@ -19,7 +19,7 @@ from fedclade.core import Aggregation, ConfigError, UpdateError, UpdateQuery
 from fedclade.flower.kinds import SKETCH
 from fedclade.flower.secure.encoding import digest
 from fedclade.flower.secure.norms import NormsByRound
-from fedclade.flower.secure.parameters import MOST_COMPLETE, Graph, fewest_holders, quorum
+from fedclade.flower.secure.parameters import MOST_COMPLETE, Graph, fewest_holders, quorum, suspects
 from fedclade.flower.secure.secrets import Numbers
 from fedclade.flower.secure.sums_of_cluster import FEWEST_SUMS
 from fedclade.flower.wire import PROTOCOL, Content, T, shown
@@ -165,13 +165,13 @@ class Terms:
             key=self.question.encode(),
         )
 
-    def graph(self, members: int) -> Graph:
-        """Return who deals shares to whom on a list of so many."""
-        return Graph.of(members, self.colluders, self.neighbours)
+    def graph(self, members: int, insisting: int) -> Graph:
+        """Return who deals shares to whom on a list of so many, of which some insist on sums."""
+        return Graph.of(members, suspects(members, insisting, self.colluders), self.neighbours)
 
-    def quorum(self, members: int) -> int:
+    def quorum(self, members: int, insisting: int) -> int:
         """Return how many of a list of so many have to agree on a sum before it is opened."""
-        return quorum(members, self.colluders)
+        return quorum(members, suspects(members, insisting, self.colluders))
 
 
 def digest_of(values: Mapping[str, Any]) -> str:
