@@ -3,9 +3,10 @@
 - ``size``: a closed client reports a power of two for its number of examples. The server bisects the largest part,
   number of parts, batch or number of epochs that the client does not refuse. The attack succeeds if these differ
   between clients that report the same.
-- ``decay``: weight decay of 1/lr, or a proximal term of that weight, in batches of one example. Each step takes back
-  those before it, so the update is the gradient of the last example alone, and its weights over its bias are the image.
-  The attack succeeds if one of the client's training images is found.
+- ``decay``: weight decay of 1/lr, or a proximal term of that weight, with the last batch of one example. Each step takes
+  back those before it, so the update is the gradient of the last example alone, and its weights over its bias are the
+  image. With an optimizer that divides gradients by their size, ``eps`` makes steps of SGD of it; pFedMe lets each step
+  outweigh those before it by a large λ. The attack succeeds if one of the client's training images is found.
 - ``bystanders``: a sum of a client that insists on sums and of honest ones that do not. These answer the same training
   without masks, and their updates are taken off the sum. The attack succeeds if the client takes part.
 
@@ -133,19 +134,30 @@ def decays() -> Iterator[Row]:
     """Read the last example off an update whose steps undo each other."""
     federation = load_federation("digits", clients=1, samples_per_client=60, seed=0).alone(0)
     images = federation.examples(0, "train")[0].flatten(1).double()
+    raw = {"lr": 100.0, "batch_size": len(images) - 1}
+    adam = {**raw, "optimizer": "adam", "options": {"betas": [0.0, 0.0], "eps": 1e3}}
+    rmsprop = {**raw, "optimizer": "rmsprop", "options": {"alpha": 0.0, "eps": 1e3}}
+    adagrad = {**raw, "optimizer": "adagrad", "options": {"initial_accumulator_value": 1e6}}
+    envelope = {"name": "moreau_envelope", "lam": 5e4, "steps": 1, "lr": 1e-5, "served": "theta"}
     for name, changes in {
         "weight decay": {"weight_decay": 10.0},
         "proximal term": {"mu": 10.0},
         "weight decay, last batch of one": {"weight_decay": 10.0, "batch_size": len(images) - 1},
+        "weight decay, Adam": {**adam, "weight_decay": 10.0},
+        "proximal term, Adam": {**adam, "mu": 10.0},
+        "weight decay, RMSprop": {**rmsprop, "weight_decay": 10.0},
+        "weight decay, Adagrad": {**adagrad, "weight_decay": 10.0},
+        "pFedMe": {"epochs": None, "steps": 10, "lr": 31 / 5e4},
     }.items():
         client = ClientHandler(federation, make_model, number=0)
+        rule = {"rule": json.dumps(envelope)} if name == "pFedMe" else {}
         try:
-            reply = Content.of(client.answer(question(plain(**{"batch_size": 1, **changes}))))
+            reply = Content.of(client.answer(question(plain(**{"batch_size": 1, **changes}), **rule)))
         except FedcladeError as error:
             yield Row(f"decay, {name}", False, refused(error))
             continue
         update = torch.frombuffer(bytearray(reply.vector("update")), dtype=torch.float32).double()
-        start = torch.zeros_like(update) if "mu" in changes else MODEL.double()
+        start = MODEL.double() if "weight_decay" in changes else torch.zeros_like(update)
         gradient = update + start  # but for the factor -lr
         weights, bias = gradient[:640].view(10, 64), gradient[640:650]
         image = weights[int(bias.abs().argmax())] / bias[int(bias.abs().argmax())]

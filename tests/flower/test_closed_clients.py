@@ -34,7 +34,7 @@ from fedclade.flower import wire
 from fedclade.flower.client_handler import ClientHandler, score_noise_of
 from fedclade.flower.kinds import KINDS, Kind
 from fedclade.flower.policy import FORBIDS, MOST_CLOSED_SCORES, NotDisclosedError, Policy
-from fedclade.flower.private_replies import BUDGET_SPENT, FAILED
+from fedclade.flower.private_replies import BUDGET_SPENT, FAILED, FORBIDDEN
 from fedclade.flower.sketch_log import FILE as SKETCHES
 from fedclade.flower.wire import Content
 from fedclade.report.page import RunView, page_html, run_page
@@ -291,6 +291,16 @@ def test_refusals_are_the_same_for_all_numbers_of_examples_of_a_size_class(kind:
     refused = [text for text in found[0] if text]
     assert 0 < len(refused) < len(PART_QUERIES)
     assert not any(re.search(r"\d", text) for text in refused)
+
+
+@pytest.mark.parametrize("batch_size", [32, 62])
+@pytest.mark.parametrize("examples", [32, 33, 63])
+def test_steps_are_counted_for_all_numbers_of_examples_of_a_size_class(examples: int, batch_size: int):
+    """The smallest takes one step with all examples; others end with a batch of one, whose gradient is left."""
+    client = handler_of(federation=federation_of([0], sizes=[examples]), policy=SECURE)
+    plain = LocalTraining(batch_size=batch_size, lr=0.1)
+    undoing = replace(plain, weight_decay=10.0)
+    assert refusals(client, [{"spec": wire.to_json(spec)} for spec in (undoing, plain)]) == [FORBIDDEN, ""]
 
 
 @pytest.mark.parametrize("part_size", [0, 5])

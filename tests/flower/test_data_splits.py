@@ -14,15 +14,15 @@ import torch
 from flwr.app import RecordDict
 
 from fedclade import LocalTraining, simulate
-from fedclade.algorithms import ReplicatedCFL, replicated_cfl
+from fedclade.algorithms import PFedMe, ReplicatedCFL, replicated_cfl
 from fedclade.channel.accounting import Budget
 from fedclade.channel.privacy import DifferentialPrivacy
-from fedclade.core import Round
+from fedclade.core import Interpolation, LocalRule, MetaLearning, MoreauEnvelope, Round
 from fedclade.core.errors import PolicyError, UpdateError
 from fedclade.flower import data_splits, wire
 from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.data_splits import DataSplit, digest_of_query, largest_shares
-from fedclade.flower.policy import EXAMPLES_AN_EQUATION, FORBIDS, MOST_EQUATIONS, Policy, Usage
+from fedclade.flower.policy import EXAMPLES_AN_EQUATION, FORBIDS, MOST_EQUATIONS, Policy, Usage, squared_weights_of_envelope
 from fedclade.flower.wire import Content
 from tests.flower.grids import federated, grid_of, handler_of, reasons
 from tests.flower.test_client_handler import LAYOUT, MODEL, ask
@@ -269,6 +269,17 @@ ONE_BY_ONE = LocalTraining(batch_size=1, lr=0.1)
         replace(ONE_BY_ONE, weight_decay=10.0, batch_size=13),
         replace(ONE_BY_ONE, optimizer="adagrad", options={"lr_decay": 1e9}),
         replace(ONE_BY_ONE, optimizer="asgd", options={"alpha": 1e3, "lambd": 1.0}),
+        replace(ONE_BY_ONE, optimizer="asgd", lr=1e4),
+        replace(ONE_BY_ONE, optimizer="adafactor", lr=1e3),
+        replace(ONE_BY_ONE, optimizer="rprop", options={"etas": (0.5, 1e3)}),
+        replace(ONE_BY_ONE, optimizer="adam", weight_decay=1e-4),
+        replace(ONE_BY_ONE, optimizer="adam", mu=1e-4),
+        replace(ONE_BY_ONE, optimizer="adam", options={"eps": 1e3}),
+        replace(ONE_BY_ONE, optimizer="adamw", mu=1e-4),
+        replace(ONE_BY_ONE, optimizer="adamw", weight_decay=10.0),
+        replace(ONE_BY_ONE, optimizer="rmsprop", weight_decay=1e-4),
+        replace(ONE_BY_ONE, optimizer="adagrad", options={"initial_accumulator_value": 1e6}),
+        replace(ONE_BY_ONE, optimizer="adagrad", mu=0.1),
     ],
 )
 def test_steps_that_undo_those_before_are_refused(spec: LocalTraining):
@@ -291,10 +302,80 @@ def test_steps_that_undo_those_before_are_refused(spec: LocalTraining):
         replace(ONE_BY_ONE, weight_decay=10.0, batch_size=10),
         replace(ONE_BY_ONE, mu=10.0, batch_size=40),
         replace(ONE_BY_ONE, optimizer="adagrad"),
+        replace(ONE_BY_ONE, optimizer="adam"),
+        replace(ONE_BY_ONE, optimizer="adamw", lr=0.001),
+        replace(ONE_BY_ONE, optimizer="adam", weight_decay=1e-4, batch_size=20),
+        LocalTraining(batch_size=39, optimizer="adam", weight_decay=1e-4, smallest_batch=10),
     ],
 )
 def test_weight_decay_and_proximal_terms_of_ordinary_size_are_allowed(spec: LocalTraining):
     assert ask(client_with(40), spec=wire.to_json(spec))
+
+
+def test_a_little_weight_decay_is_allowed_where_there_are_only_just_enough_examples():
+    assert ask(client_with(10), spec=wire.to_json(LocalTraining(batch_size=5, lr=0.1, weight_decay=1e-3)))
+
+
+ENVELOPE = MoreauEnvelope(lam=5e4, steps=1, lr=1e-5)
+META = MetaLearning(alpha=0.1, hessian=False, delta=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("rule", "spec"),
+    [
+        (ENVELOPE, replace(ONE_BY_ONE, lr=31 / 5e4)),
+        (replace(ENVELOPE, lr=1.5 / 5e4), replace(ONE_BY_ONE, lr=1.5 / 5e4, momentum=0.9)),
+        (replace(ENVELOPE, lr=3 / 5e4), replace(ONE_BY_ONE, lr=0.5 / 5e4)),
+        (ENVELOPE, replace(ONE_BY_ONE, lr=0.5 / 5e4, weight_decay=2e5)),
+        (replace(META, alpha=3e4), replace(ONE_BY_ONE, lr=1e-3, weight_decay=1.0)),
+        (replace(META, alpha=3e2, hessian=True), replace(ONE_BY_ONE, lr=1e-3, weight_decay=1.0)),
+        (replace(META, alpha=0.0), replace(ONE_BY_ONE, weight_decay=10.0)),
+    ],
+)
+def test_rules_whose_steps_undo_or_outweigh_those_before_are_refused(rule: LocalRule, spec: LocalTraining):
+    """The server chooses their numbers, too; one batch of one example would make the update."""
+    with pytest.raises(PolicyError, match=r"forbids steps that undo those before them, .* from about \d\.?\d* training"):
+        ask(client_with(40), spec=wire.to_json(spec), rule=json.dumps(rule.described()))
+
+
+@pytest.mark.parametrize(
+    ("rule", "spec"),
+    [
+        (PFedMe().rule, replace(ONE_BY_ONE, lr=0.005)),
+        (PFedMe().rule, LocalTraining(batch_size=5, lr=0.05)),
+        (META, replace(ONE_BY_ONE, weight_decay=0.01)),
+        (Interpolation(alpha=0.5), replace(ONE_BY_ONE, weight_decay=0.01)),
+    ],
+)
+def test_rules_of_ordinary_numbers_are_allowed(rule: LocalRule, spec: LocalTraining):
+    assert ask(client_with(40), spec=wire.to_json(spec), rule=json.dumps(rule.described()))
+    assert ask(client_with(10), spec=wire.to_json(spec), rule=json.dumps(rule.described()))
+
+
+def test_the_squared_weights_of_pfedme_are_those_of_its_steps():
+    """Of a loss whose gradient is another unit vector in each step, the model has the weights as its entries."""
+    rule, lr, decay, momentum = MoreauEnvelope(lam=3.0, steps=2, lr=0.2), 0.25, 0.3, 0.5
+    w, theta, velocity = np.zeros((6, 2)), np.zeros((6, 2)), np.zeros((6, 2))
+    for step in range(6):
+        for inner in range(rule.steps):
+            gradient = np.zeros((6, 2))
+            gradient[step, inner] = 1.0
+            theta = theta - rule.lr * (gradient + decay * theta + rule.lam * (theta - w))
+        velocity = momentum * velocity + rule.lam * (w - theta)
+        w = w - lr * velocity
+    spec = LocalTraining(steps=6, lr=lr, momentum=momentum, weight_decay=decay)
+    found = squared_weights_of_envelope(rule, spec, 1, 6)
+    np.testing.assert_allclose(np.array(found[::-1]) * rule.lr**2, (w**2).sum(1), rtol=1e-12)
+
+
+@pytest.mark.parametrize("sizes", [(21, 2), (31, 3)])
+def test_every_part_is_checked_where_parts_are_unequal(sizes: tuple[int, int]):
+    """The larger part ends with a batch of one example, the smaller one with a full batch."""
+    examples, replicates = sizes
+    spec = LocalTraining(batch_size=10, lr=0.1, weight_decay=10.0)
+    with pytest.raises(PolicyError, match="from about 1 training examples"):
+        ask(client_with(examples), spec=wire.to_json(spec), replicates=replicates)
+    assert ask(client_with(10 * replicates), spec=wire.to_json(spec), replicates=replicates)
 
 
 def test_queries_whose_vectors_hold_the_same_bytes_in_other_places_are_different():

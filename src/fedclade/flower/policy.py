@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -12,10 +13,14 @@ from flwr.app import RecordDict
 from fedclade.core import (
     FORBIDS,
     ConfigError,
+    LocalRule,
     LocalTraining,
+    MetaLearning,
+    MoreauEnvelope,
     PolicyError,
     UpdateError,
     check_declared,
+    optimizer_class,
     require,
     unknown,
 )
@@ -129,8 +134,23 @@ _NUMBERS = ("scores-epsilon",)
 MOST_STEPS_WEIGHED = 1_000
 LARGEST_WEIGHT = 1e100  # of a step relative to that of the last one
 
-_FADING = {"sgd": ("dampening",), "adagrad": ("lr_decay",), "asgd": ("lambd", "alpha")}
+_FADING = {"sgd": ("dampening",), "adagrad": ("lr_decay",)}
 """Options of optimizers by which some steps of a round weigh much more than others."""
+
+_UNEVEN = ("adafactor", "asgd", "rprop")
+"""Optimizers whose steps shrink or grow from one to the next, by as much as the server likes."""
+
+_DECOUPLED = ("adamw", "muon")
+"""Optimizers that multiply the model by 1 − η · weight_decay, whatever the gradients are."""
+
+_FLOORS = ("eps", "initial_accumulator_value")
+"""Options of optimizers that divide by the size of gradients: larger ones than usual decide the step size."""
+
+NEARLY = 0.9
+"""An ordinary weight decay takes a little of each step back, also where there are only just enough examples."""
+
+LARGEST_PULL = 2.0
+"""From ηλ = 2 on the steps of pFedMe grow without end, each by more than the one before."""
 
 _IN_ALL = {
     "max_releases": "updates in all",
@@ -383,27 +403,45 @@ class Policy:
         self._check("epochs", max(map(spec.epochs_with, parts)) + personal_epochs, "max_epochs")
         self._check("steps", times * (sum(map(spec.steps_with, parts)) + before), "max_steps")
 
-    def check_retention(self, spec: LocalTraining, round_number: int, examples: int, last_batch: int) -> None:
+    def check_retention(
+        self,
+        spec: LocalTraining,
+        round_number: int,
+        examples: int,
+        last_batch: int,
+        *,
+        rule: LocalRule | None = None,
+    ) -> None:
         """Check that late steps leave enough of earlier ones in an update that is made from some examples.
 
         A step of size η adds the gradient of its batch to a model of which weight decay and the proximal term keep a
         share of 1 − η(weight_decay + μ). With a share of 0 an update is the gradient of the last batch, however many
         examples have passed before. So the examples of each batch count by the squared weight of its step in the
         update, relative to the largest; the last batch may be smaller than others.
+
+        Where an optimizer divides gradients by their size, the server can choose a model at which that is anything. So
+        with weight decay or a proximal term the last batch alone counts, unless the decay is decoupled from gradients.
         """
         steps = spec.steps_with(examples)
-        fades = any(spec.options.get(name) for name in _FADING.get(str(spec.optimizer), ()))
-        decay = spec.lr_at(round_number) * ((spec.weight_decay or 0.0) + spec.mu)
-        if steps == 1 or (decay == 0 and not fades):
+        if steps == 1:
             return
-        squares = [1.0] if fades else _squared_weights(decay, spec.momentum or 0.0, steps)
+        decay = _decay_of(spec, round_number, rule)
+        if _may_keep_last_alone(spec):
+            squares = [1.0]
+        elif isinstance(rule, MoreauEnvelope):
+            squares = squared_weights_of_envelope(rule, spec, round_number, steps)
+        elif decay == 0:
+            return
+        else:
+            squares = _squared_weights(decay, spec.momentum or 0.0, steps)
         counted = (squares[0] * last_batch + sum(squares[1:]) * min(spec.batch_size, examples)) / max(squares)
         least = min(self.min_part, examples)
-        if counted < least:
+        if counted < NEARLY * least:
             raise PolicyError(
                 f"{FORBIDS} steps that undo those before them, since an update would be made from about {counted:.2g} "
                 f"training examples, and must be from at least {least} (min-part in its node config); lower "
-                "local.weight_decay, local.mu or the optimizer's own decay in local.options, or raise local.batch_size"
+                "local.weight_decay, local.mu or the optimizer's own decay in local.options, take the optimizer sgd or "
+                "adamw, or raise local.batch_size or local.smallest_batch"
             )
 
     def check_share(self, share: float, besides: float = 0.0) -> None:
@@ -463,6 +501,59 @@ def check_allowed(kind: str, ids: Sequence[int], left_out: Mapping[int, str], co
         raise UpdateError(
             f"none of {len(ids)} clients answers the question {kind!r}; client {ids[0]} says: {left_out[ids[0]]}"
         )
+
+
+def _may_keep_last_alone(spec: LocalTraining) -> bool:
+    """Return whether an update may be made from the last batch alone, by what the server chooses."""
+    name = str(spec.optimizer)
+    if name in _UNEVEN or any(spec.options.get(option) for option in _FADING.get(name, ())):
+        return True
+    if name == "sgd":
+        return False
+    defaults = inspect.signature(optimizer_class(name)).parameters
+    if any(spec.options[option] != defaults[option].default for option in _FLOORS if option in spec.options):
+        return True
+    is_decoupled = name in _DECOUPLED or bool(spec.options.get("decoupled_weight_decay"))
+    return spec.mu > 0 or ((spec.weight_decay or 0.0) > 0 and not is_decoupled)
+
+
+def _decay_of(spec: LocalTraining, round_number: int, rule: LocalRule | None) -> float:
+    """Return by what share of a model a step takes it back."""
+    decay = (spec.weight_decay or 0.0) + spec.mu
+    if isinstance(rule, MetaLearning):  # the gradient is that after a step, which has weight decay, too
+        decay *= (1 - rule.alpha * decay) ** (2 if rule.hessian else 1)
+    return spec.lr_at(round_number) * decay
+
+
+def squared_weights_of_envelope(
+    rule: MoreauEnvelope, spec: LocalTraining, round_number: int, steps: int
+) -> list[float]:
+    """Return the squared weights of the gradients of some steps of pFedMe in the final model, the last step's first.
+
+    With the weight decay κ, K times θ ← θ − η_θ(g + κθ + λ(θ − w)), and then w ← w − ηv with v ← βv + λ(w − θ). What
+    the final w has of each of the three is followed from the last step to the first.
+    """
+    lr, momentum = spec.lr_at(round_number), spec.momentum or 0.0
+    pull = rule.lr * rule.lam
+    kept = 1 - pull - rule.lr * (spec.weight_decay or 0.0)
+    if lr * rule.lam >= LARGEST_PULL or abs(kept) >= 1:
+        return [1.0]
+    of_w, of_theta, of_velocity = 1.0, 0.0, 0.0
+    squares: list[float] = []
+    for _ in range(min(steps, MOST_STEPS_WEIGHED)):
+        of_next = of_velocity - lr * of_w
+        of_w += rule.lam * of_next
+        of_theta -= rule.lam * of_next
+        of_velocity = momentum * of_next
+        square = 0.0
+        for _ in range(rule.steps):
+            square += of_theta**2
+            of_w += pull * of_theta
+            of_theta *= kept
+        squares.append(square)
+        if abs(of_w) > LARGEST_WEIGHT:
+            break
+    return squares if max(squares) > 0 else [1.0]
 
 
 def _squared_weights(decay: float, momentum: float, steps: int) -> list[float]:

@@ -173,12 +173,14 @@ class TrainingAsked:
         for number in trained_on:
             policy.check_training(spec, replicates, number, personal_epochs, times, leaves=leaves)
         if leaves and kind == "train":
-            part = trained_on[0] // replicates
             part_spec = spec.on_part(replicates, part_size) if replicates > 1 else spec
-            last_batch = part_spec.batch_sizes(part)[-1]
-            if part_spec.batch_size < trained_on[-1] and len(trained_on) > 1:
-                last_batch = part_spec.smallest_batch or 1  # of some number of examples in the size class
-            policy.check_retention(part_spec, content.get("round", int), part, last_batch)
+            sizes = {number // replicates for number in trained_on} | {-(-number // replicates) for number in trained_on}
+            largest = max(sizes)
+            for size in sorted(sizes):
+                last_batch = part_spec.batch_sizes(size)[-1]
+                if len(trained_on) > 1 and part_spec.batch_size < largest:
+                    last_batch = part_spec.smallest_batch or 1  # of some number of examples in the size class
+                policy.check_retention(part_spec, content.get("round", int), size, last_batch, rule=rule)
         this_round = Round(
             number=content.get("round", int),
             spec=spec,
