@@ -421,6 +421,14 @@ def test_a_damaged_count_of_sketches_lets_none_leave(tmp_path: Path):
     client = handler_of(policy=replace(SECURE, disclose=("sketch",)), folder=tmp_path)
     with pytest.raises(PolicyError, match=r"sketches.json, the count of the sketches .* is damaged.*no count"):
         summed(client)
+    for seed, names in (('"x"', "[]"), ("1", "[[1]]"), ("1", '"abc"')):
+        projection = f'{{"seed": {seed}, "dim": 1, "of": {names}}}'
+        (tmp_path / SKETCHES).write_text(f'{{"format": 1, "projections": [{projection}], "sketches": 1}}')
+        with pytest.raises(PolicyError, match=r"is damaged.*'seed': .* is no projection"):
+            summed(client)
+    (tmp_path / SKETCHES).write_text('{"format": 1, "projections": {}, "sketches": 1}')
+    with pytest.raises(PolicyError, match=r"is damaged.*projections should be a list"):
+        summed(client)
 
 
 def test_all_numbers_of_an_update_are_no_sketch():

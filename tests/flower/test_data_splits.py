@@ -208,7 +208,17 @@ def test_a_repeated_query_counts_where_its_reply_is_another_one(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", '{"format": 2}', '{"format": 1, "splits": [{"seed": 1}], "answered": []}', "\xff"]
+    "text",
+    [
+        "{",
+        "[]",
+        '{"format": 2}',
+        '{"format": 1, "splits": [{"seed": 1}], "answered": []}',
+        '{"format": 1, "splits": {}, "answered": []}',
+        '{"format": 1, "splits": [], "answered": "abc"}',
+        '{"format": 1, "splits": [], "answered": [1]}',
+        "\xff",
+    ],
 )
 def test_a_damaged_record_of_splits_keeps_parts_back(text: str, tmp_path: Path):
     (tmp_path / "splits.json").write_bytes(text.encode("latin-1"))

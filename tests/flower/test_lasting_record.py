@@ -23,6 +23,14 @@ NAMES = RecordKind[list[str]](
     combined=lambda stored, known: [*stored, *(name for name in known if name not in stored)],
 )
 
+OTHERS = [
+    ('{"format": 2, "names": []}', "format 2, expected 1"),
+    ('{"format": true, "names": []}', "format True, expected 1"),
+    ('{"format": 1, "names": [], "more": 1}', r"it has \['format', 'more', 'names'\], expected \['format', 'names'\]"),
+    ("[" * 100_000, "RecursionError"),
+]
+"""Damaged records, and what is said of them."""
+
 
 def test_a_file_has_its_format_and_is_its_owners_alone(tmp_path: Path):
     LastingRecord(tmp_path, NAMES).write(["ada"])
@@ -43,9 +51,15 @@ def test_without_a_folder_it_is_in_the_state_and_in_memory():
     assert record.read(other) == ["emmy", "ada"]
 
 
+def test_a_folder_in_place_of_the_file_is_a_damaged_record(tmp_path: Path):
+    (tmp_path / "names.json").mkdir()
+    with pytest.raises(PolicyError, match=r"names.json, the list of names, is damaged, so no name leaves; .*IsADirectory"):
+        LastingRecord(tmp_path, NAMES).read()
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("{", "JSONDecodeError"), ("[]", "TypeError"), ('{"format": 2}', "another format"), ('{"format": 1}', "KeyError")],
+    [("{", "JSONDecodeError"), ("[]", "AttributeError"), ('{"format": 1}', r"it has \['format'\]"), *OTHERS],
 )
 def test_a_damaged_record_is_an_error_that_says_what_follows(text: str, why: str, tmp_path: Path):
     (tmp_path / "names.json").write_text(text)

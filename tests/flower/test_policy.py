@@ -224,7 +224,17 @@ def test_two_processes_that_answer_for_a_client_share_its_limits(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", '{"format": 2}', '{"format": 1, "releases": -5}', '{"format": 1, "x": 1}', "\xff"]
+    "text",
+    [
+        "{",
+        "[]",
+        '{"format": 2}',
+        '{"format": 1}',
+        '{"format": 1, "releases": -5, "partings": 0, "evaluations": 0}',
+        '{"format": 1, "releases": true, "partings": 0, "evaluations": 0}',
+        '{"format": 1, "releases": 0, "partings": 0, "evaluations": 0, "x": 1}',
+        "\xff",
+    ],
 )
 def test_a_damaged_count_keeps_everything_back(text: str, tmp_path: Path):
     (tmp_path / "policy.json").write_bytes(text.encode("latin-1"))

@@ -23,7 +23,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import RecordDict
@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from fedclade.core import LocalTraining, PolicyError, Round
 from fedclade.flower.lasting_record import LastingRecord, RecordKind
 from fedclade.flower.policy import Policy, Usage, UsageLog
-from fedclade.flower.wire import Content
+from fedclade.flower.wire import Content, shown
 
 FILE = "splits.json"  # in the client's folder
 
@@ -220,8 +220,12 @@ def _encoded(record: _Record) -> dict[str, Any]:
 
 
 def _decoded(stored: dict[str, Any]) -> _Record:
-    splits = [_checked(split) for split in stored["splits"]]
-    return _Record(splits, [str(digest) for digest in stored["answered"]])
+    splits, answered = stored["splits"], stored["answered"]
+    if not isinstance(splits, list) or not isinstance(answered, list):
+        raise ValueError("splits and answered should be lists")
+    if any(not isinstance(digest, str) for digest in cast("list[Any]", answered)):
+        raise ValueError(f"{shown(cast('list[Any]', answered))} are no digests")
+    return _Record([_checked(split) for split in cast("list[dict[str, Any]]", splits)], cast("list[str]", answered))
 
 
 def _combined(one: _Record, other: _Record) -> _Record:

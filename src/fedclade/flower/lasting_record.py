@@ -34,9 +34,10 @@ class RecordKind(Generic[R]):
     empty
         Makes the record of a client that has answered nothing yet.
     encoded
-        Returns a record as JSON has it.
+        Returns a record as JSON has it, always with the same names.
     decoded
-        Returns a record from that; of damaged JSON it raises a ValueError, TypeError, KeyError or AttributeError.
+        Returns a record from that, which has all of these names; of damaged values it raises a ValueError, TypeError,
+        KeyError or AttributeError.
     combined
         Returns one record from the one in Flower's state, which is of one run, and the one in memory.
     """
@@ -70,9 +71,12 @@ class LastingRecord(Generic[R]):
         """Return the record; a PolicyError if it is damaged."""
         if self._path is not None:
             try:
-                return self._parsed(self._path.read_bytes(), str(self._path))
+                text = self._path.read_bytes()
             except FileNotFoundError:
                 return self._kind.empty()
+            except OSError as error:  # such as a folder of that name
+                raise self._damaged(str(self._path), error) from error
+            return self._parsed(text, str(self._path))
         stored = (state or {}).get(self._name)
         if not isinstance(stored, ConfigRecord):
             return self._latest
@@ -94,14 +98,20 @@ class LastingRecord(Generic[R]):
         return f"fedclade.{self._kind.file.removesuffix('.json')}"
 
     def _parsed(self, text: bytes | str, where: str) -> R:
-        kind = self._kind
+        expected = {"format", *self._kind.encoded(self._kind.empty())}
         try:
             stored = json.loads(text)
-            if stored.pop("format") != FORMAT:
-                raise ValueError("another format")
-            return kind.decoded(stored)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise PolicyError(
-                f"{where}, {kind.what}, is damaged, so {kind.consequence}; restore the file from a backup "
-                f"({type(error).__name__}: {error})"
-            ) from error
+            if stored.keys() != expected:
+                raise ValueError(f"it has {sorted(stored)}, expected {sorted(expected)}")
+            version = stored.pop("format")
+            if type(version) is not int or version != FORMAT:
+                raise ValueError(f"format {version!r}, expected {FORMAT}")
+            return self._kind.decoded(stored)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise self._damaged(where, error) from error
+
+    def _damaged(self, where: str, error: Exception) -> PolicyError:
+        return PolicyError(
+            f"{where}, {self._kind.what}, is damaged, so {self._kind.consequence}; restore the file from a backup "
+            f"({type(error).__name__}: {error})"
+        )

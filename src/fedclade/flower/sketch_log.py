@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from flwr.app import RecordDict
 
 from fedclade.flower.lasting_record import LastingRecord, RecordKind
+from fedclade.flower.wire import shown
 
 FILE = "sketches.json"  # in the client's folder
 
@@ -72,8 +73,18 @@ class SketchLog:
             self._record.write(after, state)
 
 
+def _projection(stored: Mapping[str, Any]) -> Projection:
+    names = stored["of"]
+    has_names = isinstance(names, list) and all(isinstance(name, str) for name in cast("list[Any]", names))
+    if type(stored["seed"]) is not int or not has_names:
+        raise ValueError(f"{shown(dict(stored))} is no projection")
+    return Projection(stored["seed"], stored["dim"], tuple(cast("list[str]", names)))
+
+
 def _decoded(stored: Mapping[str, Any]) -> Sketched:
-    projections = tuple(Projection(each["seed"], each["dim"], tuple(each["of"])) for each in stored["projections"])
+    if not isinstance(stored["projections"], list):
+        raise ValueError("projections should be a list")
+    projections = tuple(_projection(each) for each in stored["projections"])
     counts = [stored["sketches"], *(projection.dim for projection in projections)]
     if any(type(count) is not int or count < 0 for count in counts):
         raise ValueError("a number that is no count")

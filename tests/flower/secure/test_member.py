@@ -460,7 +460,19 @@ def test_two_processes_of_one_client_open_one_sum(tmp_path: Path):
         again.spend("question", None)
 
 
-@pytest.mark.parametrize("damage", ["[]", "{", '{"format": 2}', '{"format": 1, "questions": {"a": "b"}}'])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "[]",
+        "{",
+        '{"format": 2}',
+        '{"format": 1, "questions": {"a": "b"}}',
+        '{"format": 1, "questions": {"a": true}}',
+        '{"format": 1, "questions": {"a": -5}}',
+        '{"format": 1, "questions": {"a": 0}}',
+        '{"format": 1, "questions": [["a", 1]]}',
+    ],
+)
 def test_a_damaged_list_of_sums_stops_the_client(damage: str, tmp_path: Path):
     (tmp_path / "sums.json").write_text(damage)
     with pytest.raises(PolicyError, match=r"sums.json, the list of the sums .* is damaged, so nothing leaves it"):

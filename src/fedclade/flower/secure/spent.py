@@ -75,9 +75,10 @@ def _encoded(counts: dict[str, int]) -> dict[str, Any]:
 
 
 def _decoded(stored: dict[str, Any]) -> dict[str, int]:
-    counts = dict(stored["questions"])
-    if any(type(count) is not int for count in counts.values()):
-        raise ValueError(f"{shown(counts)} are no counts")
+    counts: dict[str, Any] = stored["questions"]
+    for question, count in counts.items():
+        if type(count) is not int or (count < 1 and count != _SPENT):
+            raise ValueError(f"{shown(count)} sums of question {shown(question)} are no count")
     return counts
 
 
