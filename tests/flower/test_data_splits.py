@@ -22,7 +22,14 @@ from fedclade.core.errors import PolicyError, UpdateError
 from fedclade.flower import data_splits, wire
 from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.data_splits import DataSplit, digest_of_query, largest_shares
-from fedclade.flower.policy import EXAMPLES_AN_EQUATION, FORBIDS, MOST_EQUATIONS, Policy, Usage, squared_weights_of_envelope
+from fedclade.flower.policy import (
+    EXAMPLES_AN_EQUATION,
+    FORBIDS,
+    MOST_EQUATIONS,
+    Policy,
+    Usage,
+    squared_weights_of_envelope,
+)
 from fedclade.flower.wire import Content
 from tests.flower.grids import federated, grid_of, handler_of, reasons
 from tests.flower.test_client_handler import LAYOUT, MODEL, ask
@@ -344,7 +351,9 @@ META = MetaLearning(alpha=0.1, hessian=False, delta=1e-3)
 )
 def test_rules_whose_steps_undo_or_outweigh_those_before_are_refused(rule: LocalRule, spec: LocalTraining):
     """The server chooses their numbers, too; one batch of one example would make the update."""
-    with pytest.raises(PolicyError, match=r"forbids steps that undo those before them, .* from about \d\.?\d* training"):
+    with pytest.raises(
+        PolicyError, match=r"forbids steps that undo those before them, .* from about \d\.?\d* training"
+    ):
         ask(client_with(40), spec=wire.to_json(spec), rule=json.dumps(rule.described()))
 
 

@@ -53,7 +53,9 @@ def test_without_a_folder_it_is_in_the_state_and_in_memory():
 
 def test_a_folder_in_place_of_the_file_is_a_damaged_record(tmp_path: Path):
     (tmp_path / "names.json").mkdir()
-    with pytest.raises(PolicyError, match=r"names.json, the list of names, is damaged, so no name leaves; .*IsADirectory"):
+    with pytest.raises(
+        PolicyError, match=r"names.json, the list of names, is damaged, so no name leaves; .*IsADirectory"
+    ):
         LastingRecord(tmp_path, NAMES).read()
 
 

@@ -194,6 +194,15 @@ def test_a_query_of_every_kind_counts_in_all_if_its_answer_fails(
     assert UsageLog(folder).usage(state) == counted
 
 
+@pytest.mark.parametrize(("models", "bits"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3), (8, 3), (64, 6)])
+def test_a_choice_counts_by_the_bits_that_it_tells(models: int, bits: int, tmp_path: Path):
+    client = handler_of(
+        folder=tmp_path, policy=Policy(secure_aggregation=True, trust_server_keys=True, disclose=("choice",))
+    )
+    ask(client, "choose", {str(k): MODEL * k for k in range(models)})
+    assert UsageLog(tmp_path).usage() == Usage(evaluations=bits)
+
+
 def test_nobody_else_counts_between_reading_and_writing(tmp_path: Path):
     lock = FileLock(tmp_path / ".policy.json.lock")
 

@@ -32,7 +32,15 @@ MIN_HONEST = 2  # how many honest clients a sum must have; 0 of a client that al
 # Three sums. On the long list each client deals shares to the k behind it, in a circle. Clients that do not insist on
 # sums count among the colluders: on the mixed list, 2 of 6.
 CASES = {
-    "complete": {"members": [2, 3, 5, 8], "colluders": 1, "k": 0, "t": 3, "not_dealt": [], "gone": [5], "bystanders": []},
+    "complete": {
+        "members": [2, 3, 5, 8],
+        "colluders": 1,
+        "k": 0,
+        "t": 3,
+        "not_dealt": [],
+        "gone": [5],
+        "bystanders": [],
+    },
     "mixed": {
         "members": [1, 2, 4, 6, 7, 9],
         "colluders": 1,

@@ -40,7 +40,7 @@ class Usage:
 
     releases: int = 0  # updates, gradients, subspaces and descriptors, each replicate by itself
     partings: int = 0  # equations from sums over parts of the data, as SplitLog counts them
-    evaluations: int = 0  # scored models, choices of one, models trained for the client itself, words on shifts
+    evaluations: int = 0  # scored models, bits of choices of one, models trained for the client itself, words on shifts
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(**{name: value + getattr(other, name) for name, value in asdict(self).items()})
@@ -80,8 +80,13 @@ def cost_of(kind: str, content: Content, *, is_closed: bool = False) -> Usage:
     if kind == "evaluate":
         return Usage(evaluations=max(1, len(content.vectors)))  # without any it is the client's own
     if kind == "choose":
-        return Usage(evaluations=1)  # one number leaves, whatever it is chosen from
+        return Usage(evaluations=bits_of_choice(len(content.vectors)))
     return Usage(releases=int(kind in ("subspaces", "descriptors")), evaluations=int(kind == "shifts"))
+
+
+def bits_of_choice(models: int) -> int:
+    """Return how many bits tell which of some models was chosen; at least 1, as of a score."""
+    return max(1, (models - 1).bit_length())
 
 
 def _decoded(stored: Mapping[str, Any]) -> Usage:
@@ -404,13 +409,7 @@ class Policy:
         self._check("steps", times * (sum(map(spec.steps_with, parts)) + before), "max_steps")
 
     def check_retention(
-        self,
-        spec: LocalTraining,
-        round_number: int,
-        examples: int,
-        last_batch: int,
-        *,
-        rule: LocalRule | None = None,
+        self, spec: LocalTraining, round_number: int, examples: int, last_batch: int, *, rule: LocalRule | None = None
     ) -> None:
         """Check that late steps leave enough of earlier ones in an update that is made from some examples.
 

@@ -123,6 +123,7 @@ def test_a_sum_copes_with_as_many_colluders_as_the_client_fears():
 
 INSISTS = Policy(min_honest=2, secure_aggregation=True, trust_server_keys=True)
 
+
 def insisting(room: Room, *clients: int, min_honest: int = 2) -> None:
     """Let clients of a room insist on sums."""
     for client in clients:
@@ -243,7 +244,9 @@ def test_a_server_cannot_say_that_another_client_insists_on_sums():
 @pytest.mark.parametrize("number", [-1, 1, 2**20 + 1])
 def test_a_client_cannot_want_an_impossible_number_of_honest_ones(number: int):
     room = after("shares")
-    with pytest.raises(UpdateError, match=rf"a sum of at least {number} honest clients .*; expected 0, or 2 to 1048576"):
+    with pytest.raises(
+        UpdateError, match=rf"a sum of at least {number} honest clients .*; expected 0, or 2 to 1048576"
+    ):
         asked(room, "shares", min_honests=[0, number, 0, 0, 0])
     room = Room.of(4)
     room.say(1, "keys", min_honest=number)
