@@ -4,9 +4,9 @@
   number of parts, batch or number of epochs that the client does not refuse. The attack succeeds if these differ
   between clients that report the same.
 - ``decay``: weight decay of 1/lr, or a proximal term of that weight, with the last batch of one example. Each step
-  takes back those before it, so the update is the gradient of the last example alone, and its weights over its bias are the
-  image. With an optimizer that divides gradients by their size, ``eps`` makes steps of SGD of it; pFedMe lets each step
-  outweigh those before it by a large λ. The attack succeeds if one of the client's training images is found.
+  takes back those before it, so the update is the gradient of the last example alone, and its weights over its bias are
+  the image. With an optimizer that divides gradients by their size, ``eps`` makes steps of SGD of it; pFedMe lets each
+  step outweigh those before it by a large λ. The attack succeeds if one of the client's training images is found.
 - ``bystanders``: a sum of a client that insists on sums and of honest ones that do not. These answer the same training
   without masks, and their updates are taken off the sum. The attack succeeds if the client takes part.
 

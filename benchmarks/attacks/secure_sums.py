@@ -45,7 +45,7 @@ from fedclade.flower.wire import Content
 
 D = 8
 COLLUDERS = 1
-POLICY = Policy(max_colluders=COLLUDERS, min_honest=3)
+POLICY = Policy(max_colluders=COLLUDERS, min_honest=3, secure_aggregation=True, trust_server_keys=True)
 SPEC = '{"epochs": 1, "batch_size": 10, "lr": 0.1}'
 TRAINING = {
     "round": 1,

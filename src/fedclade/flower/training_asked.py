@@ -174,9 +174,8 @@ class TrainingAsked:
             policy.check_training(spec, replicates, number, personal_epochs, times, leaves=leaves)
         if leaves and kind == "train":
             part_spec = spec.on_part(replicates, part_size) if replicates > 1 else spec
-            sizes = {number // replicates for number in trained_on} | {
-                -(-number // replicates) for number in trained_on
-            }
+            sizes = {number // replicates for number in trained_on}
+            sizes |= {-(-number // replicates) for number in trained_on}  # unequal parts differ by one
             largest = max(sizes)
             for size in sorted(sizes):
                 last_batch = part_spec.batch_sizes(size)[-1]
