@@ -561,7 +561,7 @@ def test_fedgroup_runs_reports_and_compares(fedclade: Callable[..., Outcome], tm
     assert "Splits" not in outcome.out
     run = Run.load(tmp_path / "result")
     assert {row["served_by"] for row in run.client_rows} == {0, 1, 2}
-    assert {event["kind"] for event in run.events} == {"joined"}
+    assert {event["kind"] for event in run.events} == {"group_founded", "joined"}
     assert "mu" not in tomllib.loads((tmp_path / "result/config.toml").read_text())["algorithm"]
     assert fedclade("run", "result/config.toml", "--out", "again", "-q").code == 0
     assert Run.load(tmp_path / "again").events == run.events
