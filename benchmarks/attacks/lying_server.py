@@ -187,10 +187,11 @@ class LyingServer(ABC):
         return list(replies)
 
     def show_spoilers(self) -> None:
-        """Make the colluders' keys for the sum."""
+        """Make the colluders' keys for the sum; they claim to insist on sums if honest clients do."""
+        demand = 2 if any(advert.min_honest > 0 for advert in self.adverts.values()) else 0
         for number, key in self.colluders.items():
             masking, sealing = new_key(), new_key()
-            advert = Advert(number, public_of(masking), public_of(sealing), key.public, min_honest=2)
+            advert = Advert(number, public_of(masking), public_of(sealing), key.public, min_honest=demand)
             self.adverts[number] = advert.signed(self.terms.context, key)
             self.secret[number] = masking, sealing
 

@@ -271,7 +271,7 @@ def test_the_proximal_term_pulls_to_the_same_anchor():
 @pytest.mark.parametrize("name", ["fedavg", "ditto", "fedem"])
 def test_optimizers_go_on_where_they_were_in_the_rounds_before(name: str):
     options = {"betas": (0.5, 0.9)}
-    local = LocalTraining(steps=3, batch_size=8, lr=0.05, optimizer="adam", options=options, keep_state=True)
+    local = LocalTraining(steps=3, batch_size=10, lr=0.05, optimizer="adam", options=options, keep_state=True)
     here, there = both(ALGORITHMS[name], local=local)
     same(here, there)
     settings = with_defaults({"local": replace(local, keep_state=False)})

@@ -377,7 +377,8 @@ class CFL(Algorithm[CFLState]):
             updates = compared = clients.train(ids, model[None], rows, again).select(ids)
             node = replace(node, params=model)
         if len(compared.ids) < 2:  # eq. 34 does not hold, and there is nothing to split by
-            part = part.compared()
+            if compared.ids:
+                part = replace(part, criteria=part.criteria.compared(compared.signatures, compared.ids))
             return Examined(part, node, updates, part.criteria, decides=False)
         part = replace(part, criteria=part.criteria.compared(compared.signatures, compared.ids))
         criteria = part.criteria if by_updates else replace(part.criteria, max_norm=float(compared.norms.max()))
