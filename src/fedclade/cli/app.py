@@ -8,8 +8,7 @@ import typer
 
 from fedclade import __version__
 from fedclade.cli import assign, compare, data, ls, run, sweep
-from fedclade.cli import report as look
-from fedclade.cli.report import report
+from fedclade.cli.report import cite, export, report, tree, validate
 from fedclade.cli.reproduce import reproduce
 
 app = typer.Typer(
@@ -45,9 +44,9 @@ app.command("sweep")(sweep.sweep_config)
 app.command()(reproduce)
 app.command("assign")(assign.assign_newcomers)
 app.command()(report)
-app.command()(look.tree)
-app.command()(look.export)
-app.command()(look.validate)
+app.command()(tree)
+app.command()(export)
+app.command()(validate)
 app.command("ls")(ls.list_known)
-app.command()(look.cite)
+app.command()(cite)
 app.add_typer(data.app)

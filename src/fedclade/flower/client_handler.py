@@ -54,7 +54,7 @@ from fedclade.core import (
     importing_only,
 )
 from fedclade.data import DataSchema, Federation, rescaled
-from fedclade.flower import training_asked, wire
+from fedclade.flower import wire
 from fedclade.flower.closed_scores import ClosedScores, ScoreNoise, is_mean
 from fedclade.flower.data_splits import SplitLog
 from fedclade.flower.kinds import KINDS
@@ -67,8 +67,7 @@ from fedclade.flower.schema_exchange import encoding_digest
 from fedclade.flower.secure.member import Member, joined, training_of
 from fedclade.flower.signing import Key, secret_digest, secret_model, seed_of
 from fedclade.flower.sketch_log import Projection, Sketched, SketchLog
-from fedclade.flower.training_asked import TrainingAsked, TrainingFailedError
-from fedclade.flower.training_asked import read_shift_query as read_query
+from fedclade.flower.training_asked import TrainingAsked, TrainingFailedError, read_descriptor_query, read_shift_query
 from fedclade.flower.wire import Content, shown
 from fedclade.models import Parts
 from fedclade.runs import Maker, check_inputs_apart, module_for
@@ -631,11 +630,11 @@ class ClientHandler:
         return wire.record({}, {"subspaces": wire.raw_vector(found.flatten())})
 
     def _shifts(self, content: Content) -> RecordDict:
-        shifted = self._clients().ask(read_query(self._data.id, content))
+        shifted = self._clients().ask(read_shift_query(self._data.id, content))
         return wire.record({"round": content.get("round", int), "shifted": bool(shifted[0])})
 
     def _descriptors(self, content: Content) -> RecordDict:
-        query = training_asked.read_descriptor_query(self._data.id, self._models(content, ["model"])[0], content)
+        query = read_descriptor_query(self._data.id, self._models(content, ["model"])[0], content)
         self._policy.check_descriptor(self._reported_examples, query.shape(self._federation.pool.schema)[1])
         return wire.record({}, {"descriptor": wire.raw_vector(self._clients().ask(query).flatten())})
 

@@ -42,8 +42,7 @@ from fedclade.core import (
     Tested,
     Withheld,
 )
-from fedclade.report import queries
-from fedclade.report import run_view as outcomes
+from fedclade.report import queries, run_view
 from fedclade.report.figures import save_figures
 from fedclade.report.formats import count, duration, number, percent, shortened, traffic
 from fedclade.report.run_view import Outcome
@@ -464,15 +463,15 @@ def _members(node: Node, outcome: Outcome | None) -> str:
 
 def _purity(members: Sequence[int], truth: Mapping[int, int]) -> str:
     """Say which true clusters are in a cluster: one, or how many clients of each; nothing where none is known."""
-    inside = outcomes.composition(members, truth)
+    inside = run_view.composition(members, truth)
     if len(inside) <= 1:
         return f"true cluster {inside[0][0]}" if inside else ""
-    return f"true clusters {_composition(members, truth)}; purity {percent(outcomes.purity(members, truth), 0)}"
+    return f"true clusters {_composition(members, truth)}; purity {percent(run_view.purity(members, truth), 0)}"
 
 
 def _composition(members: Sequence[int], truth: Mapping[int, int]) -> str:
     """Write which true clusters are in a cluster, with the number of its clients in each: ``2 (5), 0 (1)``."""
-    return shortened([f"{label} ({n})" for label, n in outcomes.composition(members, truth)], limit=6)
+    return shortened([f"{label} ({n})" for label, n in run_view.composition(members, truth)], limit=6)
 
 
 # What a finished run shows on a terminal.

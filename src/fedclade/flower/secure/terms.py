@@ -274,11 +274,17 @@ class SecureAggregation:
 
 def check(query: UpdateQuery) -> None:
     """Check that a query is one whose updates can be added up; a ConfigError otherwise."""
-    what = "gradients" if query.kind != "train" else "the models of a mixture" if query.mixture is not None else ""
-    if what or query.own:
+    what = ""
+    if query.kind != "train":
+        what = "gradients"
+    elif query.mixture is not None:
+        what = "the models of a mixture"
+    elif query.own:
+        what = "models of clients"
+    if what:
         raise ConfigError(
             f"network.secure_aggregation = true adds up updates of one model for each cluster, and is asked for "
-            f"{what or 'models of clients'}; take another algorithm, or leave it out"
+            f"{what}; take another algorithm, or leave it out"
         )
     anchors = query.assignment if query.anchors is None else query.anchors
     if query.round.uses_anchors and len(set(zip(query.assignment, anchors, strict=True))) > len(set(query.assignment)):
