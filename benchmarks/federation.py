@@ -105,7 +105,8 @@ class ScriptedClients:
     def _hello(self, content: Content, client: int) -> RecordDict:
         named = {"number": client, "name": f"c{client}", "size": 100, "description": "scripted", "secret": ""}
         truth = {"true_cluster": client % CLUSTERS, "layout": self._structure, "task": FittedTask().described}
-        return wire.record({**named, **truth, "scaled": False, "encoding": "", "schema": json.dumps(asdict(SCHEMA))})
+        data = {"scaled": False, "encoding": "", "schema": json.dumps(asdict(SCHEMA)), "scores": True}
+        return wire.record({**named, **truth, **data})
 
     def _train(self, content: Content, client: int) -> RecordDict:
         words = content.values
