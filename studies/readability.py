@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeGuard
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -156,13 +157,16 @@ def findings_in(path: Path, text: str) -> Iterator[Finding]:
             yield Finding("relative clause", path, getattr(node, "lineno", 1))
 
 
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
 def docstring_lines(tree: ast.AST) -> set[int]:
     """Return the numbers of all lines of docstrings, those of attributes included."""
     lines: set[int] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            if isinstance(node.value.value, str):
-                lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        if isinstance(node, ast.Expr) and _is_text(node.value):
+            lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return lines
 
 
@@ -231,17 +235,16 @@ def errors_below(root: Path) -> list[Sample]:
     """Return the statement of each error that is raised with a text of its own."""
     samples: list[Sample] = []
     for path in sorted(root.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and _has_text(node.exc):
-                samples.append(Sample(_place(path, node.lineno), ast.unparse(node)))
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        raised = filter(_has_text, ast.walk(tree))
+        samples.extend(Sample(_place(path, node.lineno), ast.unparse(node)) for node in raised)
     return samples
 
 
-def _has_text(call: ast.Call) -> bool:
-    return any(
-        isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
-        for node in ast.walk(call)
-    )
+def _has_text(node: ast.AST) -> TypeGuard[ast.Raise]:
+    if not isinstance(node, ast.Raise) or not isinstance(node.exc, ast.Call):
+        return False
+    return any(_is_text(part) or isinstance(part, ast.JoinedStr) for part in ast.walk(node.exc))
 
 
 def pages_below(root: Path) -> list[Sample]:
