@@ -14,12 +14,15 @@ import tempfile
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 import fedclade
 
 PICTURES = Path(__file__).parent / "gallery"
 COLOURS = 128
+WIDTH = 1100
+"""Width of the browser window, in pixels."""
+
 METHODS = {
     "rcfl": fedclade.ReplicatedCFL(),
     "cfl": fedclade.CFL(eps1=0.2, eps2=0.5),
@@ -44,6 +47,7 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=chrome, args=["--no-sandbox"])
         of_cfl = {"scores": "scores", "tree": "tree", "similarity": "similarity", "clients": "clients"}
         photograph(browser, Path(folder) / "cfl" / "report.html", of_cfl)
+        photograph_head(browser, Path(folder) / "cfl" / "report.html", last_section="tree", name="report")
         photograph(browser, Path(folder) / "rcfl" / "report.html", {"checks": "checks"})
         photograph(browser, Path(folder) / "all.html", {"overview": "comparison", "scores": "comparison-scores"})
         browser.close()
@@ -58,16 +62,40 @@ def report(folder: str, *arguments: str) -> None:
 
 def photograph(browser: Browser, page: Path, sections: dict[str, str]) -> None:
     """Save sections of a page as small PNG files."""
-    shown = browser.new_page(viewport={"width": 1100, "height": 900}, reduced_motion="reduce")
-    shown.goto(page.resolve().as_uri())
-    shown.wait_for_selector("html[data-drawn]", state="attached")
+    shown = open_page(browser, page)
     for section, name in sections.items():
         whole = shown.locator(f"#{section}")
         whole.scroll_into_view_if_needed()
         shown.wait_for_timeout(500)
-        picture = Image.open(io.BytesIO(whole.screenshot())).convert("RGB").quantize(COLOURS)
-        picture.save(PICTURES / f"{name}.png", optimize=True)
+        save_picture(whole.screenshot(), name)
     shown.close()
+
+
+def photograph_head(browser: Browser, page: Path, *, last_section: str, name: str) -> None:
+    """Save a page from its top to the end of a section as one small PNG file."""
+    shown = open_page(browser, page)
+    last = shown.locator(f"#{last_section}")
+    last.scroll_into_view_if_needed()  # figures are drawn when they become visible
+    shown.wait_for_timeout(500)
+    shown.evaluate("window.scrollTo(0, 0)")
+    end = last.evaluate("section => section.getBoundingClientRect().bottom + window.scrollY")
+    whole = {"x": 0, "y": 0, "width": WIDTH, "height": end + 16}
+    save_picture(shown.screenshot(full_page=True, clip=whole), name)
+    shown.close()
+
+
+def open_page(browser: Browser, page: Path) -> Page:
+    """Open a report in the browser, and wait until its figures are drawn."""
+    shown = browser.new_page(viewport={"width": WIDTH, "height": 900}, reduced_motion="reduce")
+    shown.goto(page.resolve().as_uri())
+    shown.wait_for_selector("html[data-drawn]", state="attached")
+    return shown
+
+
+def save_picture(screenshot: bytes, name: str) -> None:
+    """Save a screenshot with few colours, so that the file is small."""
+    picture = Image.open(io.BytesIO(screenshot)).convert("RGB").quantize(COLOURS)
+    picture.save(PICTURES / f"{name}.png", optimize=True)
 
 
 if __name__ == "__main__":

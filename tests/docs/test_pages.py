@@ -60,16 +60,20 @@ def test_all_blocks_of_a_page_run(page: str, told: Told):
     told(page, slow=True)
 
 
-def test_the_python_of_the_readme_finds_what_the_demo_finds(told: Told):
+def test_the_python_of_the_readme_finds_the_four_clusters(told: Told):
     readme = told("README.md")
-    clusters = readme.names["run"].summary["clusters"]
+    clusters = readme.names["clustered"].summary["clusters"]
     assert (clusters["found"], clusters["true"], clusters["ari"]) == (4, 4, 1.0)
-    assert Run.load(readme.folder / "runs/first").summary["rounds"] == 40
+    assert Run.load(readme.folder / "runs/first").summary["rounds"] == 20
 
 
-def test_the_config_of_the_readme_is_the_one_that_comes_along():
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_the_config_of_the_page_on_the_command_line_is_the_one_that_is_shipped():
     shipped = read_config(ROOT / "configs/cfl-mnist-label-swap.toml").as_dict()
-    shown = check_config(tomllib.loads(text_of("README.md", "toml"))).as_dict()
+    shown = check_config(tomllib.loads(text_of("docs/command-line.md", "toml"))).as_dict()
     without_target: dict[str, Any] = {"target": {"accuracy": None}}
     assert {**shown, **without_target} == {**shipped, **without_target}
 
@@ -122,11 +126,16 @@ def test_the_quick_start_gets_to_a_report_in_under_ten_lines():
     assert len(lines) < 9
 
 
+def test_the_config_of_the_quick_start_is_that_of_the_example():
+    shipped = (ROOT / "src/fedclade/cli/examples/hospitals/hospitals.toml").read_text(encoding="utf-8")
+    assert shipped.endswith(text_of("docs/quick-start.md", "toml"))
+
+
 @pytest.mark.slow
 def test_the_quick_start_says_what_one_model_for_all_gets(told: Told):
     page = told("docs/quick-start.md", slow=True)
     assert (page.folder / "first/report.html").stat().st_size > 100_000
-    one = Run.load(page.folder / "one").summary["accuracy"]["mean"]
+    one = Run.load(page.folder / "one-model").summary["accuracy"]["mean"]
     assert f"{100 * one:.1f} %" in (ROOT / "docs/quick-start.md").read_text(encoding="utf-8")
 
 

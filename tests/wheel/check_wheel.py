@@ -31,6 +31,7 @@ LONGEST = 10
 IN_WHEEL = (
     *("fedclade/py.typed", "fedclade/configs/cfl-digits-label-swap.toml", "fedclade/configs/suite/iid.toml"),
     *("fedclade/papers/cfl/experiments.toml", "fedclade/report/citations.bib"),
+    *("fedclade/cli/examples/hospitals/hospital-00.csv", "fedclade/cli/examples/hospitals/hospitals.toml"),
     *(f"fedclade/report/page/templates/{name}" for name in ("page.html.jinja", "page.js", "live.js", "style.css")),
 )
 IN_SOURCES = ("CHANGELOG.md", "CITATION.cff", "LICENSE", "README.md", "SECURITY.md", "pyproject.toml")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fedclade import __version__
-from fedclade.cli import assign, compare, data, ls, run, sweep
+from fedclade.cli import assign, compare, data, example, ls, run, sweep
 from fedclade.cli.report import cite, export, report, tree, validate
 from fedclade.cli.reproduce import reproduce
 
@@ -37,6 +37,7 @@ def options(
 
 
 app.command()(compare.demo)
+app.command("example")(example.copy_example)
 app.command("run")(run.run_config)
 app.command()(run.resume)
 app.command()(compare.compare)

@@ -1,0 +1,51 @@
+"""The command ``example``: copy an example data set that comes with fedclade."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedclade.cli.options import new_console, say
+from fedclade.core import ConfigError, RunError
+
+EXAMPLES = Path(__file__).parent / "examples"
+"""A folder for each example: the clients' CSV files and a config, both named as in the documentation.
+
+``examples/hospitals.py`` made the files of ``hospitals``.
+"""
+
+
+def copy_example(
+    name: Annotated[str, typer.Argument(help="Name of the example: hospitals.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder to create (default: the name of the example).")
+    ] = None,
+) -> None:
+    """Copy an example data set with a config into a new folder.
+
+    Example: fedclade example hospitals --out hospitals
+    """
+    known = list_examples()
+    if name not in known:
+        raise ConfigError(f"unknown example {name!r}; available: {', '.join(known)}")
+    target = Path(name) if out is None else out
+    if target.exists():
+        raise ConfigError(f"{target} exists already; name another folder with --out, or remove it")
+    try:
+        shutil.copytree(EXAMPLES / name, target)
+    except OSError as error:
+        shutil.rmtree(target, ignore_errors=True)
+        raise RunError(f"cannot write {target}: {error}; name another folder with --out") from error
+    console = new_console()
+    files = len(list(target.glob("*.csv")))
+    config = target / f"{name}.toml"
+    say(console, f"{target}: {files} CSV files, one for each client, and the config {config.name}")
+    say(console, f"next: fedclade run {config}")
+
+
+def list_examples() -> list[str]:
+    """List the names of the examples."""
+    return sorted(folder.name for folder in EXAMPLES.iterdir() if folder.is_dir())
