@@ -1,4 +1,4 @@
-"""What docs/federation.md says of settings and messages is so; that it works is tested with all pages."""
+"""Tables of settings and messages in the pages on federations agree with the code. Other tests run their blocks."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from fedclade.flower.policy import Policy
 from tests.docs.blocks import text_of
 from tests.docs.configs import check_toml
 
-PAGE = (Path(__file__).parents[1] / "docs" / "federation.md").read_text()
+DOCS = Path(__file__).parents[1] / "docs"
 DATA = {"data.name": "digits", "data.clients": 4, "data.samples_per_client": 20, "model.name": "mclr"}
 
 
-def table(first: str) -> list[list[str]]:
-    """Return the cells of a table by its first header."""
-    (found,) = re.findall(rf"^\| {re.escape(first)} \|.*\n\|[:|-]+\n((?:\|.*\n)+)", PAGE, flags=re.MULTILINE)
+def table(page: str, first: str) -> list[list[str]]:
+    """Return the cells of a table of a page, by the start of its head."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    (found,) = re.findall(rf"^\| {re.escape(first)} \|.*\n\|[:|-]+\n((?:\|.*\n)+)", text, flags=re.MULTILINE)
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in found.splitlines()]
 
 
@@ -42,23 +43,23 @@ def test_the_run_config_of_the_page_is_one():
 
 
 def test_the_page_has_every_network_setting_with_its_default():
-    written = {key.strip("`"): default.strip("`") for key, default, _ in table("`[network]`")}
+    written = {key.strip("`"): default.strip("`") for key, default, _ in table("federation.md", "`[network]` key")}
     told = {key: None if value == "–" else tomllib.loads(f"x = {value}")["x"] for key, value in written.items()}
     assert told == {**asdict(Network()), **asdict(AppSettings())}
 
 
 def test_the_page_has_every_limit_of_a_client_with_its_default():
-    told = {key.strip("`"): default.strip("`") for key, default, _ in table("a client's limits")}
+    told = {key.strip("`"): default.strip("`") for key, default, _ in table("client-policy.md", "policy setting")}
     defaults = {field.name.replace("_", "-"): field.default for field in fields(Policy)}
     shown = {
         "allow": '"train evaluate statistics"',
         "imports": '""',
         "max-partings": "an eighth of its training examples, at most 64",
-        "max-clear": "half the parameters, closed `0` without `sketch",
+        "max-clear": "half the parameters; closed without `sketch`: `0",
         "disclose": '""',
         "max-evaluations": "50000`, closed `100",
         "scores-epsilon": "a tenth of `epsilon",
-        "share-schema": "unless it has differential privacy",
+        "share-schema": "true`; with differential privacy: `false",
     }
     assert told == {key: shown.get(key, str(default)) for key, default in defaults.items()}
 
@@ -116,7 +117,8 @@ def test_messages_have_what_the_page_says(tmp_path: Path):
     grid = LocalGrid(nodes, {**table_of_two, "model.name": "mclr", "task.class_weights": "balanced"})
     weighed = Task(class_weights="balanced")
     federate(grid, "fedavg", "mclr", rounds=1, local=local, network=Network(clients=2), task=weighed)
-    told = {row[0].split()[0]: [names(cell) for cell in row[1:]] for row in table("question")}
+    rows = table("wire-protocol.md", "request | request fields")
+    told = {row[0].split()[0]: [names(cell) for cell in row[1:]] for row in rows}
     assert set(app.heard) == set(told)
     for question, (says, carries, answers, gives) in told.items():
         heard = app.heard[question]
