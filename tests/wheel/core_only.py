@@ -31,6 +31,7 @@ TOML = '[data]\nname = "digits"\nclients = 4\nsamples_per_client = 60\nshift = "
 WORKS = [
     ["--version"],
     ["ls"],
+    ["example", "hospitals"],
     ["validate", "cfl-digits-label-swap"],
     ["validate", "my.toml"],
     ["run", "my.toml", "--rounds", "2", "--out", "first"],
