@@ -63,7 +63,7 @@ from fedclade.flower.replies import (
     read_wins,
     summed,
 )
-from fedclade.flower.secure.rounds import secure_updates
+from fedclade.flower.secure.server import secure_updates
 from fedclade.flower.secure.terms import Members, SecureAggregation
 from fedclade.flower.wire import Content
 from fedclade.runs import ComingAndGoing

@@ -20,8 +20,8 @@ from fedclade.flower.models_sent import ModelsSent, training_values
 from fedclade.flower.policy import Policy
 from fedclade.flower.secure.member import Kept, Member
 from fedclade.flower.secure.norms import NormsByRound
-from fedclade.flower.secure.rounds import secure_updates
 from fedclade.flower.secure.secrets import digest_of_numbers
+from fedclade.flower.secure.server import secure_updates
 from fedclade.flower.secure.terms import Members, SecureAggregation, SecureRules
 from fedclade.flower.signing import Key
 from fedclade.flower.wire import Content

@@ -17,7 +17,7 @@ from fedclade import LocalTraining
 from fedclade.core import PolicyError, Round, UpdateError
 from fedclade.flower import wire
 from fedclade.flower.policy import Policy
-from fedclade.flower.secure import rounds
+from fedclade.flower.secure import group, server
 from fedclade.flower.secure.adverts import Advert
 from fedclade.flower.secure.encoding import bitmap
 from fedclade.flower.secure.member import Kept
@@ -179,7 +179,7 @@ def test_it_counts_them_again_in_the_sum_that_it_agrees_to():
 @pytest.fixture
 def careless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the server ask all questions, whatever clients want of a sum."""
-    monkeypatch.setattr(rounds, "without_protection", lambda *_: [])
+    monkeypatch.setattr(group, "without_protection", lambda *_: [])
 
 
 @pytest.mark.usefixtures("careless")
@@ -302,7 +302,7 @@ def test_masks_of_clients_that_were_told_different_things_do_not_cancel(differ: 
 
     room.parties[0].answer = told  # type: ignore[method-assign]
     monkeypatch.setattr(Advert, "check", lambda *_: None)  # of a server, or of a client, that does not care
-    monkeypatch.setattr(rounds, "is_signed", lambda *_: True)
+    monkeypatch.setattr(server, "is_signed", lambda *_: True)
     for client in range(4):
         room.drop(client, "agree")
     summed(room, [0] * 4)

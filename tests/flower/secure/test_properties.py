@@ -17,9 +17,9 @@ from fedclade.core import UpdateError, Updates
 from fedclade.flower import wire
 from fedclade.flower.secure import member
 from fedclade.flower.secure.encoding import bitmap
+from fedclade.flower.secure.group import Group
 from fedclade.flower.secure.member import Kept
 from fedclade.flower.secure.parameters import Graph, fewest_holders, quorum
-from fedclade.flower.secure.rounds import Group
 from fedclade.flower.secure.secrets import MODULUS, Masked
 from fedclade.flower.secure.terms import STAGES
 from fedclade.flower.wire import Content

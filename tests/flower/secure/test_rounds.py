@@ -130,7 +130,7 @@ def test_too_many_may_be_gone_when_masks_are_to_come_off():
         room.drop(client, "unmask")
     updates = of_group(room, [], [0] * 4)
     assert updates.left_out[2] == (
-        "2 clients have told what they hold of client 0's seed, and 3 are needed to take the masks off"
+        "2 clients have sent their shares of client 0's seed, and 3 are needed to take the masks off"
     )
 
 
@@ -191,7 +191,7 @@ def test_a_client_that_deals_what_nobody_can_read_spoils_one_sum_and_takes_no_fu
     nonsense = {"ciphertexts": [b"nonsense"] * 4, "promises": [bytes(64)] * 5}
     room.say(1, "shares", **{field: nonsense[field]})
     updates = of_group(room, [], [0] * 5, setting=setting)
-    why = "client 1 has dealt wrong shares: 4 of 5 holders cannot read theirs, or say so"
+    why = "client 1 has dealt wrong shares: 4 of 5 holders report that they cannot read theirs"
     assert {updates.left_out[client] for client in (0, 2, 3, 4)} == {why}
     updates = of_group(room, [0, 2, 3, 4], [0] * 5, setting=setting)
     assert updates.left_out == {1: why}
@@ -214,7 +214,7 @@ def test_one_that_deals_nonsense_to_as_few_as_can_be_is_found_though_it_is_silen
     if gone is not None:
         room.drop(gone, "unmask")
     of_group(room, [], [0] * 9, setting=setting)
-    assert setting.barred == {8: "client 8 has dealt wrong shares: 3 of 9 holders cannot read theirs, or say so"}
+    assert setting.barred == {8: "client 8 has dealt wrong shares: 3 of 9 holders report that they cannot read theirs"}
     room.spoilt.clear()
     of_group(room, list(range(8)), [0] * 9, setting=setting)
 
@@ -280,7 +280,7 @@ def test_so_does_one_that_deals_shares_of_another_secret(stage: str, what: str, 
         room.drop(1, "masked")
     of_group(room, [], [0] * 5, setting=setting)
     assert setting.barred == {
-        1: f"client 1 has dealt wrong shares: they are not of the {what} that it has committed to"
+        1: f"client 1 has dealt wrong shares: they do not give the {what} that it has committed to"
     }
     of_group(room, [0, 2, 3, 4], [0] * 5, setting=setting)
 

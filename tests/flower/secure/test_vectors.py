@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedclade.flower.secure.adverts import Advert, digest_of_list
 from fedclade.flower.secure.encoding import bitmap, transcript
+from fedclade.flower.secure.group import Group
 from fedclade.flower.secure.member import Kept, add_masks
 from fedclade.flower.secure.parameters import Graph
-from fedclade.flower.secure.rounds import Group
 from fedclade.flower.secure.secrets import (
     MODULUS,
     Contribution,

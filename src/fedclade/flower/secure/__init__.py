@@ -17,5 +17,6 @@ differences to Flower's SecAgg+ and to the protocol of 2017 are:
 - Masks are AES in counter mode. Those of Flower come from a Mersenne Twister with a seed of 32 bits.
 - An answer to a training question becomes part of one sum only.
 
-``member.py`` is the client's side and ``rounds.py`` the server's; ``terms.py`` is what both agree on.
+``member.py`` is the client's side, ``server.py`` and ``group.py`` are the server's; ``terms.py`` has
+the terms that both agree on.
 """
