@@ -42,7 +42,7 @@ from fedclade.flower.policy import Policy
 from fedclade.flower.secure import member
 from fedclade.flower.secure.adverts import Advert, told
 from fedclade.flower.secure.encoding import bitmap
-from fedclade.flower.secure.member import Kept
+from fedclade.flower.secure.member import SumState
 from fedclade.flower.secure.secrets import MODULUS, TAIL, Contribution, Masked, Numbers
 from fedclade.flower.secure.terms import Terms, anchor_of, digest_of, model_of, question_of
 from fedclade.flower.signing import Key
@@ -174,7 +174,7 @@ def run_with(attack: str, federation: Federation, parts: int, rounds: int) -> Ru
         last.update(numbers=numbers, update=contribution.update)
         return encode(numbers, contribution)
 
-    def mask(kept: Kept, numbers: Masked) -> Masked:
+    def mask(kept: SumState, numbers: Masked) -> Masked:
         if attack and kept.client == MALICIOUS:
             numbers = spoiled(attack, numbers, last["numbers"], last["update"])
         return masking(kept, numbers)

@@ -18,7 +18,7 @@ from fedclade.core import FedcladeError, Limits, Round, UpdateError, UpdateQuery
 from fedclade.flower import wire
 from fedclade.flower.models_sent import ModelsSent, training_values
 from fedclade.flower.policy import Policy
-from fedclade.flower.secure.member import Kept, Member
+from fedclade.flower.secure.member import Member, SumState
 from fedclade.flower.secure.norms import NormsByRound
 from fedclade.flower.secure.secrets import digest_of_numbers
 from fedclade.flower.secure.server import secure_updates
@@ -139,7 +139,7 @@ class Room:
 
         def spoil(honest: RecordDict) -> RecordDict:
             party = self.parties[client]
-            kept = Kept(**dict(party.state.config_records["fedclade.secure"]))  # pyright: ignore
+            kept = SumState(**dict(party.state.config_records["fedclade.secure"]))  # pyright: ignore
             statement = kept.statements.masked(client, digest_of_numbers(data))
             vectors = ArrayRecord({"masked": wire.raw(data, "uint8", len(data))})
             signed = worded(honest, signature=party.key.private.sign(statement))

@@ -20,7 +20,7 @@ from fedclade.flower.policy import Policy
 from fedclade.flower.secure import group, server
 from fedclade.flower.secure.adverts import Advert
 from fedclade.flower.secure.encoding import bitmap
-from fedclade.flower.secure.member import Kept
+from fedclade.flower.secure.member import SumState
 from fedclade.flower.secure.secrets import RejectedSumError, own_mask, unpack
 from fedclade.flower.secure.spent import SpentQuestions
 from fedclade.flower.secure.terms import Terms
@@ -225,7 +225,7 @@ def test_those_that_do_not_insist_count_among_the_colluders_where_others_do():
         "of network.secure_colluders, and the 4 without secure-aggregation=true in their node config: set it for all "
         "clients)"
     )
-    kept = [Kept(**dict(room.parties[client].state.config_records["fedclade.secure"])) for client in range(7)]
+    kept = [SumState(**dict(room.parties[client].state.config_records["fedclade.secure"])) for client in range(7)]
     assert {each.quorum for each in kept} == {each.graph.needed for each in kept} == {8}
 
 

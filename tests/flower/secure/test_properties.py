@@ -18,7 +18,7 @@ from fedclade.flower import wire
 from fedclade.flower.secure import member
 from fedclade.flower.secure.encoding import bitmap
 from fedclade.flower.secure.group import Group
-from fedclade.flower.secure.member import Kept
+from fedclade.flower.secure.member import SumState
 from fedclade.flower.secure.parameters import Graph, fewest_holders, quorum
 from fedclade.flower.secure.secrets import MODULUS, Masked
 from fedclade.flower.secure.terms import STAGES
@@ -44,7 +44,7 @@ def noting() -> Iterator[Noted]:
     noted = Noted()
     mask, unmask = member.add_masks, Group.unmasked
 
-    def masked(kept: Kept, numbers: Masked) -> Masked:
+    def masked(kept: SumState, numbers: Masked) -> Masked:
         noted.numbers[kept.client] = numbers
         return mask(kept, numbers)
 

@@ -19,7 +19,7 @@ from fedclade.core.errors import ConfigError, UpdateError
 from fedclade.flower import LocalGrid, Network, wire
 from fedclade.flower.from_config import RunConfig
 from fedclade.flower.policy import Policy
-from fedclade.flower.secure.member import Kept
+from fedclade.flower.secure.member import SumState
 from fedclade.flower.secure.secrets import digest_of_numbers
 from fedclade.flower.signing import KEY_FILE, key_of
 from fedclade.flower.wire import Content
@@ -143,7 +143,7 @@ def test_a_group_with_garbage_in_it_keeps_its_model():
         data = bytes(torch.randint(256, (size,), generator=torch.Generator().manual_seed(0), dtype=torch.uint8))
         state = grid._states[node_of(0)]
         key = key_of(Context(0, 0, {}, state, {}))
-        kept = Kept(**dict(state.config_records["fedclade.secure"]))  # pyright: ignore[reportArgumentType]
+        kept = SumState(**dict(state.config_records["fedclade.secure"]))  # pyright: ignore[reportArgumentType]
         signature = key.private.sign(kept.statements.masked(0, digest_of_numbers(data)))
         vectors = ArrayRecord({"masked": wire.raw(data, "uint8", size)})
         return RecordDict({**worded(signature=signature)(honest), "vectors": vectors})

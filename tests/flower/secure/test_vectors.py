@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedclade.flower.secure.adverts import Advert, digest_of_list
 from fedclade.flower.secure.encoding import bitmap, transcript
 from fedclade.flower.secure.group import Group
-from fedclade.flower.secure.member import Kept, add_masks
+from fedclade.flower.secure.member import SumState, add_masks
 from fedclade.flower.secure.parameters import Graph
 from fedclade.flower.secure.secrets import (
     MODULUS,
@@ -89,8 +89,8 @@ class Sum:
             circle = [*members[place + 1 :], *members[:place]]
             self.holders[client] = sorted(circle[:holders])
 
-    def kept(self, client: int) -> Kept:
-        return Kept(
+    def kept(self, client: int) -> SumState:
+        return SumState(
             "instance",
             self.terms.text,
             client,
