@@ -71,7 +71,8 @@ def markdown(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) 
     Of the first variant's detail it shows what comes before :data:`common.REST`.
     """
     earlier = by_attack(before)
-    lines = ["| program | attack | succeeds, before | now | what the first variant gets now |", "|:--|:--|--:|--:|:--|"]
+    heads = ("program", "attack", "successes before", "successes now", "result of the first variant now")
+    lines = [f"| {' | '.join(heads)} |", "|:--|:--|--:|--:|:--|"]
     for (program, attack), rows in by_attack(after).items():
         name = attack.removeprefix(f"{program} ")
         got = rows[0]["detail"].partition(REST)[0]
