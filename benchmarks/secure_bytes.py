@@ -182,7 +182,7 @@ def main() -> None:
     """Print a table."""
     LocalGrid({})  # messages note their sender, which a grid tells Flower
     print(f"{ENTRIES:,} entries; bytes of a client and sum\n")
-    print("| clients | c | before | now: down | up | beside vectors | of before |")
+    print("| n | c | bytes before | received bytes | sent bytes | in addition to vectors | percent of before |")
     print("|--:|--:|--:|--:|--:|--:|--:|")
     for clients, colluders in SETTINGS:
         was, found = before(clients, colluders), now(clients, colluders)

@@ -1,6 +1,6 @@
 """A second implementation of secure aggregation, which shares no code with the first.
 
-It follows ``docs/secure-aggregation.md`` with ``cryptography`` and the standard library, computes all
+It follows ``docs/secure-aggregation-protocol.md`` with ``cryptography`` and the standard library, computes all
 values of one sum from fixed keys and seeds, and has its own Shamir scheme. ``secagg-10.json`` has what
 comes out. Run it to compare, or with ``--write`` to make the file anew:
 

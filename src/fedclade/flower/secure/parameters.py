@@ -1,7 +1,7 @@
 """How many clients have to agree, and how many shares open a secret: both sides compute the same.
 
-Of n clients on a list at most c collude with the server. The theorem of ``docs/secure-aggregation.md``
-rests on the numbers that are computed here.
+Of n clients on a list at most c collude with the server. The theorem of
+``docs/secure-aggregation-protocol.md`` rests on the numbers that are computed here.
 """
 
 from __future__ import annotations
