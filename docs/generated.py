@@ -72,7 +72,7 @@ def names_page() -> str:
         "# Reference",
         "What `import fedclade` has. Whatever else a room exports is on the room's page; see also the"
         " [command line](cli.md) and the [keys of a config](config.md).",
-        "| name | what |\n| :-- | :-- |",
+        "| name | description |\n| :-- | :-- |",
     ]
     for name in fedclade.__all__:
         value = getattr(fedclade, name)
@@ -113,7 +113,7 @@ def _commands(group: click.Group, path: str) -> Iterator[str]:
         yield f"## {full}\n\n```\n{full} {pieces}\n```"
         yield from map(_paragraph, inspect.cleandoc(command.help or "").split("\n\n"))
         if rows := [_row(parameter) for parameter in command.params if isinstance(parameter, click.Option)]:
-            yield "| option | default | what |\n| :-- | :-- | :-- |\n" + "\n".join(rows)
+            yield "| option | default | description |\n| :-- | :-- | :-- |\n" + "\n".join(rows)
 
 
 def _paragraph(text: str) -> str:
@@ -200,7 +200,7 @@ def _only(found: Mapping[str, tuple[str, str]], *names: str) -> dict[str, tuple[
 
 def _section(title: str, about: str, keys: Mapping[str, tuple[str, str]]) -> str:
     rows = [f"| `{name}` | {default} | {what} |" for name, (default, what) in keys.items() if name not in TRUTH]
-    table = "| key | default | what |\n| :-- | :-- | :-- |\n" + "\n".join(rows) if rows else "No options."
+    table = "| key | default | description |\n| :-- | :-- | :-- |\n" + "\n".join(rows) if rows else "No options."
     return "\n\n".join(part for part in (f"## {title}", about, table) if part)
 
 
