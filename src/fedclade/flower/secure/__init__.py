@@ -2,9 +2,9 @@
 
 The masks, shares and stages are those of Bonawitz et al. 2017 ("Practical secure aggregation for
 privacy-preserving machine learning"), once for each model of a query. ``docs/secure-aggregation.md``
-states what it guarantees against a server that lies, and ``docs/secure-aggregation-protocol.md`` has the
-protocol step by step, and a proof. The main
-differences to Flower's SecAgg+ and to the protocol of 2017 are:
+states what it guarantees against a server that lies, and ``docs/secure-aggregation-protocol.md``
+has the protocol step by step, and a proof. The main differences to Flower's SecAgg+ and to the
+protocol of 2017 are:
 
 - Every secret and signature is bound to the terms of the sum (the model, the training, the group)
   and to the whole list of its clients. A server that tells two clients different things gets noise
