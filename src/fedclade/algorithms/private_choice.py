@@ -11,7 +11,7 @@ randomized response. With ``privacy.model = "central"`` they do; without, the sa
    stands for all points. The best of many starts costs no privacy, since it looks at the sums alone.
 4. Each client takes the centre nearest to its own direction, without any noise, and reports which: that is its cluster.
    So centres are as good as a mean over hundreds, and a choice is wrong by chance alone, with a probability of
-   (k − 1)/(e^ε + k − 1). One noisy direction of each client would do worse at the same ε (``docs/privacy.md``).
+   (k − 1)/(e^ε + k − 1). One noisy direction of each client would do worse at the same ε (``docs/privacy-results.md``).
 5. Every cluster goes on by itself from the joint model.
 
 Clients that report no choice wait at the root, in no cluster, as newcomers do: nothing more is asked of them.
