@@ -29,8 +29,8 @@ from rich.table import Table
 from fedclade import CFL, RoundLog, Run, State, log_of, move_clusters, simulate, train_clusters
 from fedclade.core.clients import Clients
 from fedclade.core.queries import Round
-from fedclade.papers import EXPERIMENTS, ResultCache, Settings
-from fedclade.papers.cache import local_of, maker_of
+from fedclade_papers import EXPERIMENTS, ResultCache, Settings
+from fedclade_papers.cache import local_of, maker_of
 
 SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
 """Of the largest mean norm: ε₁."""

@@ -23,8 +23,8 @@ import typer
 from fedclade.cli import app
 from fedclade.config import Building, check_config, find_config, find_configs, is_scenario, read_config, read_scenarios
 from fedclade.config.toml_files import apply_overrides
-from fedclade.papers import EXPERIMENTS
 from fedclade.report import cite_name
+from fedclade_papers import EXPERIMENTS
 from tests.docs.blocks import ROOT
 
 LET_THROUGH = {

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from tests.papers.examples import TINY
 
-from fedclade.cli import main, reproduce
+from fedclade.cli import main
 from fedclade.core.errors import ConfigError
-from fedclade.papers import EXPERIMENTS, Outcome, ResultCache, Settings
-from fedclade.papers.result import Result
+from fedclade_papers import EXPERIMENTS, Outcome, ResultCache, Settings, command
+from fedclade_papers.result import Result
 
 pytestmark = pytest.mark.usefixtures("default_signals")
 
@@ -31,7 +31,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEDCLADE_DATA_DIR", raising=False)
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(reproduce, "EXPERIMENTS", {"tiny": TINY})
+    monkeypatch.setattr(command, "EXPERIMENTS", {"tiny": TINY})
 
     def call(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["fedclade", "reproduce", *arguments])
@@ -72,7 +72,7 @@ def test_without_matplotlib_it_writes_three_files_and_says_so(call: Call, monkey
 
 def test_of_all_those_are_left_out_whose_data_is_missing(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     needy = replace(TINY, name="needy", data=("femnist",))
-    monkeypatch.setattr(reproduce, "EXPERIMENTS", {"needy": needy, "tiny": TINY})
+    monkeypatch.setattr(command, "EXPERIMENTS", {"needy": needy, "tiny": TINY})
     code, out, _ = call("all", "--data-dir", str(tmp_path), "--out", "here")
     assert code == 0
     assert f"needy is left out: femnist is not in {tmp_path}" in out
@@ -103,7 +103,7 @@ def test_an_interrupted_command_goes_on_where_it_stopped(call: Call, monkeypatch
             cache.piece(f"seed {seed}", partial(one, seed))
         return Outcome(series={"right": [90.0, 90.0]})
 
-    monkeypatch.setattr(reproduce, "EXPERIMENTS", {"tiny": replace(TINY, measure=interrupted)})
+    monkeypatch.setattr(command, "EXPERIMENTS", {"tiny": replace(TINY, measure=interrupted)})
     code, out, _ = call("tiny")
     assert code == 130
     assert "interrupted before the piece 'seed 3'; go on with the same command" in out
@@ -119,16 +119,16 @@ def test_an_unknown_name_is_refused_with_the_nearest(call: Call):
 
 def test_names_are_taken_once_and_all_means_all():
     known = {"a": TINY, "b": TINY}
-    assert reproduce.choose(["a", "a"], known) == [TINY]
-    assert reproduce.choose(["all"], known) == [TINY, TINY]
+    assert command.choose(["a", "a"], known) == [TINY]
+    assert command.choose(["all"], known) == [TINY, TINY]
     with pytest.raises(ConfigError, match="name an experiment of 'fedclade reproduce --list', or 'all'"):
-        reproduce.choose([], known)
+        command.choose([], known)
 
 
 def test_the_list_shows_every_experiment_and_whether_its_data_is_at_hand(
     call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    monkeypatch.setattr(reproduce, "EXPERIMENTS", EXPERIMENTS)
+    monkeypatch.setattr(command, "EXPERIMENTS", EXPERIMENTS)
     (tmp_path / "mnist").mkdir()
     (tmp_path / "mnist" / "train.parquet").touch()
     code, out, _ = call("--list", "--data-dir", str(tmp_path))

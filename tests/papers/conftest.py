@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fedclade.papers import EXPERIMENTS
-from fedclade.papers.cache import is_at_hand
-from fedclade.papers.result import Result, measure
+from fedclade_papers import EXPERIMENTS
+from fedclade_papers.cache import is_at_hand
+from fedclade_papers.result import Result, measure
 
 
 @pytest.fixture(scope="session")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fedclade.papers import Claim, Experiment, Outcome, ResultCache, Row, Settings
-from fedclade.papers.outcome import Summary
 from fedclade.report import style
+from fedclade_papers import Claim, Experiment, Outcome, ResultCache, Row, Settings
+from fedclade_papers.outcome import Summary
 
 
 def measure(cache: ResultCache, settings: Settings) -> Outcome:

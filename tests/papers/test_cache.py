@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fedclade.core.errors import RunError, RunInterrupted
-from fedclade.papers import ResultCache
-from fedclade.papers.cache import is_at_hand
+from fedclade_papers import ResultCache
+from fedclade_papers.cache import is_at_hand
 
 
 def test_parts_of_the_settings_share_their_pieces(tmp_path: Path):

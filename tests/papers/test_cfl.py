@@ -11,12 +11,12 @@ import torch
 from fedclade import LocalTraining, load_federation, simulate
 from fedclade.core.updates import Updates
 from fedclade.models import build_model
-from fedclade.papers import EXPERIMENTS, Outcome, ResultCache, Row
-from fedclade.papers.cfl.gaps import gaps_over_rounds, separation
-from fedclade.papers.cfl.series import WatchedCFL, pairs_of
-from fedclade.papers.cfl.theory import Sample, bounds, draw_sample, largest_noise, summary
-from fedclade.papers.cfl.toys import TwoWeights, federated_xor, opposed, risk, two_risks
-from fedclade.papers.result import Result
+from fedclade_papers import EXPERIMENTS, Outcome, ResultCache, Row
+from fedclade_papers.cfl.gaps import gaps_over_rounds, separation
+from fedclade_papers.cfl.series import WatchedCFL, pairs_of
+from fedclade_papers.cfl.theory import Sample, bounds, draw_sample, largest_noise, summary
+from fedclade_papers.cfl.toys import TwoWeights, federated_xor, opposed, risk, two_risks
+from fedclade_papers.result import Result
 
 Smoke = Callable[[str], Result]
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from fedclade.papers import EXPERIMENTS, Claim
-from fedclade.papers.docs import read_results
-from fedclade.papers.experiment import Paper
-from fedclade.papers.fl_hc.claims import Cell, claims_on
-from fedclade.papers.outcome import within_printed
+from fedclade_papers import EXPERIMENTS, Claim
+from fedclade_papers.docs import read_results
+from fedclade_papers.experiment import Paper
+from fedclade_papers.fl_hc.claims import Cell, claims_on
+from fedclade_papers.outcome import within_printed
 
 RESULTS = read_results(Path(__file__).parents[2] / "results")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedclade.core.errors import ConfigError
-from fedclade.papers.experiment import Paper, read_tables
+from fedclade_papers.experiment import Paper, read_tables
 from tests.papers.examples import TINY
 
 

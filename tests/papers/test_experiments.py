@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from fedclade.data import SOURCES
-from fedclade.papers import EXPERIMENTS, Outcome
-from fedclade.papers.markdown import to_csv, to_markdown
-from fedclade.papers.result import Result
+from fedclade_papers import EXPERIMENTS, Outcome
+from fedclade_papers.markdown import to_csv, to_markdown
+from fedclade_papers.result import Result
 
 Smoke = Callable[[str], Result]
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from fedclade import FedGroup
-from fedclade.papers import EXPERIMENTS, Claim, Outcome, ResultCache
-from fedclade.papers.fedgroup import EXPERIMENTS as OF_PAPER
-from fedclade.papers.fedgroup import classes, methods
-from fedclade.papers.fedgroup.methods import METHODS
-from fedclade.papers.fedgroup.runs import method
-from fedclade.papers.fedgroup.tasks import TABLES, TASKS, absent, federation_of, tasks_at_hand
-from fedclade.papers.result import Result
+from fedclade_papers import EXPERIMENTS, Claim, Outcome, ResultCache
+from fedclade_papers.fedgroup import EXPERIMENTS as OF_PAPER
+from fedclade_papers.fedgroup import classes, methods
+from fedclade_papers.fedgroup.methods import METHODS
+from fedclade_papers.fedgroup.runs import method
+from fedclade_papers.fedgroup.tasks import TABLES, TASKS, absent, federation_of, tasks_at_hand
+from fedclade_papers.result import Result
 
 Smoke = Callable[[str], Result]
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from fedclade import FLHC, FedAvg
-from fedclade.papers import EXPERIMENTS, Claim, Outcome, ResultCache
-from fedclade.papers.experiment import Paper
-from fedclade.papers.fl_hc import EXPERIMENTS as OF_PAPER
-from fedclade.papers.fl_hc import tables
-from fedclade.papers.fl_hc.claims import Cell, claim_on_curve, claim_on_speed, claims_on, claims_on_iid, why_differ
-from fedclade.papers.fl_hc.runs import Runs, clusters_at, key_of, labels_of
-from fedclade.papers.fl_hc.tables import cuts_of
-from fedclade.papers.result import Result
+from fedclade_papers import EXPERIMENTS, Claim, Outcome, ResultCache
+from fedclade_papers.experiment import Paper
+from fedclade_papers.fl_hc import EXPERIMENTS as OF_PAPER
+from fedclade_papers.fl_hc import tables
+from fedclade_papers.fl_hc.claims import Cell, claim_on_curve, claim_on_speed, claims_on, claims_on_iid, why_differ
+from fedclade_papers.fl_hc.runs import Runs, clusters_at, key_of, labels_of
+from fedclade_papers.fl_hc.tables import cuts_of
+from fedclade_papers.result import Result
 
 Smoke = Callable[[str], Result]
 

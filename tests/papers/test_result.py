@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from fedclade.cli.reproduce import changes
+
 from fedclade.core.errors import DataError, RunError
-from fedclade.papers import Claim, Outcome, Row
-from fedclade.papers.markdown import departures, difference, figure, ours, row_table, setting, to_csv, to_markdown
-from fedclade.papers.outcome import within_printed
-from fedclade.papers.result import Result, measure
+from fedclade_papers import Claim, Outcome, Row
+from fedclade_papers.markdown import departures, difference, figure, ours, row_table, setting, to_csv, to_markdown
+from fedclade_papers.outcome import within_printed
+from fedclade_papers.result import Result, measure
 from tests.papers.examples import TINY
 
 

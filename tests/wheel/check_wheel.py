@@ -30,7 +30,7 @@ LONGEST = 10
 """Lines that lead from pip to a report are fewer."""
 IN_WHEEL = (
     *("fedclade/py.typed", "fedclade/configs/cfl-digits-label-swap.toml", "fedclade/configs/suite/iid.toml"),
-    *("fedclade/papers/cfl/experiments.toml", "fedclade/report/citations.bib"),
+    "fedclade/report/citations.bib",
     *("fedclade/cli/examples/hospitals/hospital-00.csv", "fedclade/cli/examples/hospitals/hospitals.toml"),
     *(f"fedclade/report/page/templates/{name}" for name in ("page.html.jinja", "page.js", "live.js", "style.css")),
 )

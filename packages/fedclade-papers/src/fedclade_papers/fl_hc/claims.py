@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from fedclade.papers.cache import Settings
-from fedclade.papers.experiment import Paper
-from fedclade.papers.fl_hc.runs import CLUSTERS, Found
-from fedclade.papers.outcome import Claim, within_printed
+from fedclade_papers.cache import Settings
+from fedclade_papers.experiment import Paper
+from fedclade_papers.fl_hc.runs import CLUSTERS, Found
+from fedclade_papers.outcome import Claim, within_printed
 
 FEWEST_ROUNDS = 20
 """Fewer cannot show what is claimed of runs of 50."""

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, median, variance
 
-from fedclade.papers.cache import ResultCache, Settings
-from fedclade.papers.experiment import Paper
-from fedclade.papers.fedgroup.runs import FEWEST_ROUNDS, Found, runs_of
-from fedclade.papers.fedgroup.tasks import TASKS
-from fedclade.papers.outcome import Claim, Outcome, Row, within_printed
+from fedclade_papers.cache import ResultCache, Settings
+from fedclade_papers.experiment import Paper
+from fedclade_papers.fedgroup.runs import FEWEST_ROUNDS, Found, runs_of
+from fedclade_papers.fedgroup.tasks import TASKS
+from fedclade_papers.outcome import Claim, Outcome, Row, within_printed
 
 TARGET = 0.85
 

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from fedclade.algorithms import FLHC, FedAvg
 from fedclade.clustering import n_clusters_by_gap
-from fedclade.papers.cache import ResultCache, Settings
-from fedclade.papers.experiment import Paper
-from fedclade.papers.fl_hc.claims import (
+from fedclade.tasks import cluster_scores
+from fedclade_papers.cache import ResultCache, Settings
+from fedclade_papers.experiment import Paper
+from fedclade_papers.fl_hc.claims import (
     Cell,
     claim_on_curve,
     claim_on_speed,
@@ -26,9 +27,8 @@ from fedclade.papers.fl_hc.claims import (
     points,
     why_differ,
 )
-from fedclade.papers.fl_hc.runs import CLUSTERS, WAYS, Found, Merges, Runs, clusters_at, labels_of
-from fedclade.papers.outcome import Claim, Outcome, Row
-from fedclade.tasks import cluster_scores
+from fedclade_papers.fl_hc.runs import CLUSTERS, WAYS, Found, Merges, Runs, clusters_at, labels_of
+from fedclade_papers.outcome import Claim, Outcome, Row
 
 COLUMNS = ("accuracy post cluster", "accuracy at the end", "clients at the target post cluster", "at the end")
 

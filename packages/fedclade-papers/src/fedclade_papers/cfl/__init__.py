@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from fedclade.papers.cfl import figures, gaps, norms, splits, theory, toys
-from fedclade.papers.experiment import experiments_of, read_tables
+from fedclade_papers.cfl import figures, gaps, norms, splits, theory, toys
+from fedclade_papers.experiment import experiments_of, read_tables
 
 EXPERIMENTS = experiments_of(
     read_tables(Path(__file__).with_name("experiments.toml")),

@@ -8,10 +8,10 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from fedclade.papers.outcome import Claim, Row, Summary
-from fedclade.papers.result import Result
 from fedclade.report import NONE, duration
 from fedclade.tasks import mean_and_interval
+from fedclade_papers.outcome import Claim, Row, Summary
+from fedclade_papers.result import Result
 
 Cells = tuple[Sequence[str], list[Sequence[str]]]
 """Of a table: its columns, and its rows."""

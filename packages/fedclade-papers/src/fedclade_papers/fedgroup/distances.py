@@ -9,12 +9,12 @@ import scipy
 
 from fedclade.clustering import cosine_similarity, k_means, ternary_similarity
 from fedclade.core import rng
-from fedclade.papers.cache import ResultCache, Settings
-from fedclade.papers.experiment import Paper
-from fedclade.papers.fedgroup.runs import Found, pretrained
-from fedclade.papers.fedgroup.tasks import Task, absent, tasks_at_hand
-from fedclade.papers.outcome import Claim, Outcome, Row
 from fedclade.tasks import cluster_scores
+from fedclade_papers.cache import ResultCache, Settings
+from fedclade_papers.experiment import Paper
+from fedclade_papers.fedgroup.runs import Found, pretrained
+from fedclade_papers.fedgroup.tasks import Task, absent, tasks_at_hand
+from fedclade_papers.outcome import Claim, Outcome, Row
 
 ABOUT_LINEAR = 0.9
 """A correlation from which on we call it so: the paper has a picture, and no number."""

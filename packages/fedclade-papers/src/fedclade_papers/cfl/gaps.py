@@ -14,12 +14,12 @@ from fedclade.algorithms import FedAvg
 from fedclade.clustering import cosine_similarity, optimal_bipartition, separation_gap
 from fedclade.core import ParameterTree, Round, Updates
 from fedclade.data import Federation
-from fedclade.papers.cache import ResultCache, Settings, local_of, maker_of
-from fedclade.papers.experiment import Paper
-from fedclade.papers.outcome import Claim, Outcome, Row
 from fedclade.runs import Maker
 from fedclade.runs import Row as RunRow
 from fedclade.training import SimulatedClients, choose_device
+from fedclade_papers.cache import ResultCache, Settings, local_of, maker_of
+from fedclade_papers.experiment import Paper
+from fedclade_papers.outcome import Claim, Outcome, Row
 
 KINDS = {"updates": "weight updates", "gradients": "gradients"}
 """What clients are compared by: eq. 51 and eq. 50."""

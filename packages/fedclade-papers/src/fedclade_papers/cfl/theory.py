@@ -17,9 +17,9 @@ import torch
 
 from fedclade.clustering import cosine_similarity, highest_cross, lowest_intra, optimal_bipartition, separation_gap
 from fedclade.core import rng
-from fedclade.papers.cache import ResultCache, Settings
-from fedclade.papers.experiment import Paper
-from fedclade.papers.outcome import Claim, Outcome, Row
+from fedclade_papers.cache import ResultCache, Settings
+from fedclade_papers.experiment import Paper
+from fedclade_papers.outcome import Claim, Outcome, Row
 
 ROUNDING = 1e-9
 """Cosines in float64 may lie this far beyond a bound."""

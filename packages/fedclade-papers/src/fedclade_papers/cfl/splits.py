@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from fedclade.algorithms import CFL, Algorithm, ReplicatedCFL
-from fedclade.papers.cache import ResultCache, Settings, maker_of
-from fedclade.papers.cfl.series import Series, WatchedCFL, pairs_of, series_of
-from fedclade.papers.experiment import Paper
-from fedclade.papers.outcome import Claim, Outcome, Row, within_printed
+from fedclade_papers.cache import ResultCache, Settings, maker_of
+from fedclade_papers.cfl.series import Series, WatchedCFL, pairs_of, series_of
+from fedclade_papers.experiment import Paper
+from fedclade_papers.outcome import Claim, Outcome, Row, within_printed
 
 Values = Sequence[float]
 

@@ -4,10 +4,10 @@ A folder for each paper: ``experiments.toml`` has its settings, claims and numbe
 command line imports this room. It uses the library as its users do, and no other room depends on it.
 """
 
-from fedclade.papers import cfl, fedgroup, fl_hc
-from fedclade.papers.cache import ResultCache, Settings, is_at_hand
-from fedclade.papers.experiment import Experiment, Scale
-from fedclade.papers.markdown import (
+from fedclade_papers import cfl, fedgroup, fl_hc
+from fedclade_papers.cache import ResultCache, Settings, is_at_hand
+from fedclade_papers.experiment import Experiment, Scale
+from fedclade_papers.markdown import (
     change_table,
     circumstances,
     claim_table,
@@ -16,8 +16,8 @@ from fedclade.papers.markdown import (
     to_csv,
     to_markdown,
 )
-from fedclade.papers.outcome import Claim, Outcome, Row
-from fedclade.papers.result import Result, measure, missing_data
+from fedclade_papers.outcome import Claim, Outcome, Row
+from fedclade_papers.result import Result, measure, missing_data
 
 EXPERIMENTS = {each.name: each for each in (*cfl.EXPERIMENTS, *fl_hc.EXPERIMENTS, *fedgroup.EXPERIMENTS)}
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fedclade.papers.cache import Settings
-from fedclade.papers.drawing import MARKS, dots
-from fedclade.papers.outcome import Outcome
 from fedclade.report import style
+from fedclade_papers.cache import Settings
+from fedclade_papers.drawing import MARKS, dots
+from fedclade_papers.outcome import Outcome
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

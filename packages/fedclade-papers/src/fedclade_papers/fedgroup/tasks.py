@@ -8,10 +8,10 @@ from pathlib import Path
 
 from fedclade.data import Federation, load_federation
 from fedclade.models import build_model
-from fedclade.papers.cache import ResultCache, Settings, maker_of
-from fedclade.papers.experiment import Paper, read_tables
-from fedclade.papers.outcome import Outcome, Row
 from fedclade.runs import Maker
+from fedclade_papers.cache import ResultCache, Settings, maker_of
+from fedclade_papers.experiment import Paper, read_tables
+from fedclade_papers.outcome import Outcome, Row
 
 TABLES = read_tables(Path(__file__).with_name("experiments.toml"))
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from fedclade.algorithms import FedAvg
-from fedclade.papers.cache import ResultCache, Settings, maker_of
-from fedclade.papers.experiment import Paper
-from fedclade.papers.outcome import Outcome, Row
+from fedclade_papers.cache import ResultCache, Settings, maker_of
+from fedclade_papers.experiment import Paper
+from fedclade_papers.outcome import Outcome, Row
 
 KINDS: dict[str, dict[str, Any]] = {
     "incongruent": {"partition": "iid", "shift": "label_swap", "clusters": 2},

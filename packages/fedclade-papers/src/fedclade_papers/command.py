@@ -18,7 +18,9 @@ from rich.text import Text
 from fedclade.cli import options
 from fedclade.cli.options import interruptible, new_console
 from fedclade.core import ConfigError, MissingExtraError, RunError, appear, unknown
-from fedclade.papers import (
+from fedclade.report import duration, style
+from fedclade.training import choose_device
+from fedclade_papers import (
     EXPERIMENTS,
     Experiment,
     Result,
@@ -33,8 +35,6 @@ from fedclade.papers import (
     to_csv,
     to_markdown,
 )
-from fedclade.report import duration, style
-from fedclade.training import choose_device
 
 ALL = "all"
 

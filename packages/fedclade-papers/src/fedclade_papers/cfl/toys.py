@@ -19,10 +19,10 @@ from fedclade.algorithms import CFL, FedAvg
 from fedclade.core import ParameterTree, rng
 from fedclade.data import ClientData, Federation, Pool
 from fedclade.models import build_model
-from fedclade.papers.cache import ResultCache, Settings
-from fedclade.papers.experiment import Paper
-from fedclade.papers.outcome import Outcome, Row
 from fedclade.runs import Run
+from fedclade_papers.cache import ResultCache, Settings
+from fedclade_papers.experiment import Paper
+from fedclade_papers.outcome import Outcome, Row
 
 Points = NDArray[np.float32]
 """``[n, 2]``."""

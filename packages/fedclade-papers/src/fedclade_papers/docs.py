@@ -1,4 +1,4 @@
-"""The page of all results: ``python -m fedclade.papers.docs results docs/reproduce.md``, and those of the docs site.
+"""The page of all results: ``python -m fedclade_papers.docs results docs/reproduce.md``, and those of the docs site.
 
 Written from the JSON files alone: nothing is measured, and the figures are drawn again. The page is an overview;
 beside it lie a page for each result, and one of what could not be confirmed.
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedclade.core import DataError, appear
-from fedclade.papers import EXPERIMENTS
-from fedclade.papers.markdown import departures, figure, table, to_markdown
-from fedclade.papers.outcome import AS_SEEDS_DIFFER, Row
-from fedclade.papers.result import Result
 from fedclade.report import NONE, duration
+from fedclade_papers import EXPERIMENTS
+from fedclade_papers.markdown import departures, figure, table, to_markdown
+from fedclade_papers.outcome import AS_SEEDS_DIFFER, Row
+from fedclade_papers.result import Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedclade.papers.cache import Settings
-from fedclade.papers.cfl import gaps, norms, series, splits, toys
-from fedclade.papers.cfl.theory import bounds, largest_noise
-from fedclade.papers.drawing import head, legend, mean_lines, panels
-from fedclade.papers.outcome import Outcome
 from fedclade.report import style
+from fedclade_papers.cache import Settings
+from fedclade_papers.cfl import gaps, norms, series, splits, toys
+from fedclade_papers.cfl.theory import bounds, largest_noise
+from fedclade_papers.drawing import head, legend, mean_lines, panels
+from fedclade_papers.outcome import Outcome
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,9 +8,9 @@ from typing import Any
 
 from fedclade.algorithms import Algorithm, FedAvg, FedGroup
 from fedclade.core import Round, Updates
-from fedclade.papers.cache import ResultCache, Settings, local_of
-from fedclade.papers.fedgroup.tasks import LABELS, Task, federation_of
 from fedclade.runs import Backend, Run
+from fedclade_papers.cache import ResultCache, Settings, local_of
+from fedclade_papers.fedgroup.tasks import LABELS, Task, federation_of
 
 Found = dict[str, Any]
 """What is kept of a run, as JSON has it."""

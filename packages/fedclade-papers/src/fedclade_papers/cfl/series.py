@@ -15,9 +15,9 @@ import numpy as np
 
 from fedclade.algorithms import CFL, CFLState, RoundLog
 from fedclade.core import Clients, Event, Round
-from fedclade.papers.cache import Settings
 from fedclade.runs import Run, events_of
 from fedclade.tasks import perplexity
+from fedclade_papers.cache import Settings
 
 Series = dict[str, Any]
 """What is kept of a run, see :func:`series_of`."""

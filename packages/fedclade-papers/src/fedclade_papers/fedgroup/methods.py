@@ -7,11 +7,11 @@ from functools import partial
 from itertools import combinations
 from statistics import fmean
 
-from fedclade.papers.cache import ResultCache, Settings
-from fedclade.papers.experiment import Paper
-from fedclade.papers.fedgroup.runs import FEWEST_ROUNDS, Found, runs_of
-from fedclade.papers.fedgroup.tasks import absent, tasks_at_hand
-from fedclade.papers.outcome import Claim, Outcome, Row
+from fedclade_papers.cache import ResultCache, Settings
+from fedclade_papers.experiment import Paper
+from fedclade_papers.fedgroup.runs import FEWEST_ROUNDS, Found, runs_of
+from fedclade_papers.fedgroup.tasks import absent, tasks_at_hand
+from fedclade_papers.outcome import Claim, Outcome, Row
 
 METHODS = ("FedAvg", "FedProx", "FedGroup-RCC", "FedGroup-RAC", "FedGroup", "FedGrouProx")
 

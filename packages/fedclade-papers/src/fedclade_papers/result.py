@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from fedclade.core import DataError, RunError, appear
-from fedclade.papers.cache import ResultCache, Settings, is_at_hand
-from fedclade.papers.experiment import Experiment, Scale
-from fedclade.papers.outcome import Outcome
 from fedclade.runs import versions
 from fedclade.training import choose_device
+from fedclade_papers.cache import ResultCache, Settings, is_at_hand
+from fedclade_papers.experiment import Experiment, Scale
+from fedclade_papers.outcome import Outcome
 
 FORMAT = 2
 """Version of the JSON file's layout."""

@@ -1,11 +1,11 @@
 """FedGroup: Duan et al. 2020, "FedGroup: efficient clustered federated learning" (arXiv:2010.06870)."""
 
-from fedclade.papers.experiment import experiments_of
-from fedclade.papers.fedgroup.classes import measure_classes
-from fedclade.papers.fedgroup.distances import measure_distances
-from fedclade.papers.fedgroup.figures import draw_best, draw_classes, draw_distances, draw_rounds, draw_statistics
-from fedclade.papers.fedgroup.methods import measure_best, measure_joining, measure_rounds
-from fedclade.papers.fedgroup.tasks import TABLES, measure_statistics
+from fedclade_papers.experiment import experiments_of
+from fedclade_papers.fedgroup.classes import measure_classes
+from fedclade_papers.fedgroup.distances import measure_distances
+from fedclade_papers.fedgroup.figures import draw_best, draw_classes, draw_distances, draw_rounds, draw_statistics
+from fedclade_papers.fedgroup.methods import measure_best, measure_joining, measure_rounds
+from fedclade_papers.fedgroup.tasks import TABLES, measure_statistics
 
 EXPERIMENTS = experiments_of(
     TABLES,

@@ -14,8 +14,8 @@ from fedclade.algorithms import FLHC, Algorithm, FedAvg
 from fedclade.clustering import LINKAGES, METRICS, agglomerate, cut, distances
 from fedclade.core import rng
 from fedclade.data import Federation, load_federation
-from fedclade.papers.cache import ResultCache, Settings, maker_of
 from fedclade.runs import Backend, Maker, Run
+from fedclade_papers.cache import ResultCache, Settings, maker_of
 
 Found = dict[str, Any]
 """What is kept of a run, as JSON has it."""
