@@ -27,9 +27,9 @@ from statistics import mean
 from time import process_time
 from typing import Any
 
+import jsonl
 import numpy as np
 import torch
-from rcfl_level import read
 from torch import Tensor
 from torch.nn import functional
 
@@ -261,14 +261,14 @@ def main() -> None:
             print(error(federation(given.clients, seed), seed), flush=True)
         return
     made: tuple[int, Federation] | None = None
-    for keys in [] if given.table else list(missing(read(given.out), given)):
+    for keys in [] if given.table else list(missing(jsonl.read(given.out), given)):
         if made is None or made[0] != keys["seed"]:
             made = keys["seed"], federation(given.clients, keys["seed"])
         line = keys | run(keys["method"], made[1], given.cohort, given.rounds, keys["seed"])
         with given.out.open("a") as file:
             file.write(json.dumps(line) + "\n")
         print(line, flush=True)
-    print(table(read(given.out)))
+    print(table(jsonl.read(given.out)))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ FLUX takes components of the latent along the principal directions of random poi
 from one fixed seed, so its results are those of one draw. Here one model is trained by federated averaging until FLUX
 clusters at the latest, and clients are then clustered once for every draw. Without MNIST it does so on the bundled
 digits; with ``--data-dir`` also in some cells of the arena (``configs/arena/mnist.toml``, with a quarter of the
-examples and of the batch size, as in ``benchmarks/arena_tuning.py``).
+examples and of the batch size, as in ``studies/arena_tuning.py``).
 
     python studies/flux_directions.py --draws 20
     python studies/flux_directions.py --draws 20 --data-dir DIR

@@ -1,4 +1,4 @@
-"""What the audits in ``benchmarks/`` count with, against values worked out by hand; and decoders, on small cases."""
+"""What the audits in ``studies/`` count with, against values worked out by hand; and decoders, on small cases."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from scipy.stats import norm
 from fedclade.channel.signature import CountSketch
 from tests.tiny import federation_of
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+STUDIES = Path(__file__).parents[2] / "studies"
 
 
 @pytest.fixture
 def audit(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.syspath_prepend(str(STUDIES))
 
     def imported(name: str) -> ModuleType:
         return importlib.import_module(f"audit_{name}")

@@ -1,4 +1,4 @@
-"""The alternatives of ``benchmarks/rcfl_choices.py``, on updates that are made up."""
+"""The alternatives of ``studies/rcfl_choices.py``, on updates that are made up."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import torch
 from fedclade.clustering.similarity import cosine_similarity
 from fedclade.clustering.split_half import Replicates, find_clusters, gain, same_partition
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+STUDIES = Path(__file__).parents[2] / "studies"
 TRUTH = np.arange(12) % 3
 
 
 @pytest.fixture
 def ways(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.syspath_prepend(str(STUDIES))
     return importlib.import_module("rcfl_ways")
 
 
@@ -110,7 +110,7 @@ def test_the_tables_show_paired_differences(tmp_path: Path):
     lines = [run("every 7", 0, 0.5), run("every 7", 1, 0.6)]
     lines += [run("every 4", 0, 0.51), run("every 4", 1, 0.61)]
     (out := tmp_path / "choices.jsonl").write_text("\n".join(lines))
-    script = [sys.executable, str(BENCHMARKS / "rcfl_choices.py"), "--out", str(out), "--table"]
+    script = [sys.executable, str(STUDIES / "rcfl_choices.py"), "--out", str(out), "--table"]
     shown = subprocess.run(script, check=True, capture_output=True, text=True, timeout=200).stdout
     row = next(line for line in shown.splitlines() if "every 4" in line)
     assert row.split()[-7:] == ["2", "56.0", "+1.00", "±", "0.00", "1.000", "0.500"]

@@ -1,4 +1,4 @@
-"""The scenarios of the arena, and what ``benchmarks/arena.py`` makes of their runs, on scores that are made up."""
+"""The scenarios of the arena, and what ``studies/arena.py`` makes of their runs, on scores that are made up."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 from fedclade.cli import app
 from fedclade.config import find_configs, read_scenarios
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+STUDIES = Path(__file__).parents[2] / "studies"
 
 
 @pytest.fixture
 def arena(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.syspath_prepend(str(STUDIES))
     return importlib.import_module("arena")
 
 

@@ -1,4 +1,4 @@
-"""The settings of ``benchmarks/arena_tuning.py``, and the choice among them, on scores that are made up."""
+"""The settings of ``studies/arena_tuning.py``, and the choice among them, on scores that are made up."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 
 from fedclade.core import ConfigError
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+STUDIES = Path(__file__).parents[2] / "studies"
 
 
 @pytest.fixture
 def tuning(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.syspath_prepend(str(STUDIES))
     return importlib.import_module("arena_tuning")
 
 

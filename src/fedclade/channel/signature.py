@@ -266,7 +266,7 @@ class Permutation:
 
     Parameters are shuffled among parameters and buffers among buffers, so that a server can still tell which entries
     are compared. The server never holds the seed, which may have any number of bits: 128 random ones withstand a server
-    that tries them all; not one that goes by how entries move (``benchmarks/audit_permutation.py``). ``size`` and
+    that tries them all; not one that goes by how entries move (``studies/audit_permutation.py``). ``size`` and
     ``n_parameters`` are S and D of a model vector.
     """
 

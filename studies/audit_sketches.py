@@ -8,8 +8,8 @@ Both are public in a run: the sketch's signs and buckets come from its seed. Dec
 - *the image* of a client that has one: which image and label give a gradient with this sketch (gradient matching, Zhu,
   Liu, Han 2019, in the space of sketches). The image is looked for as a combination of principal components of others.
 
-    python benchmarks/audit_sketches.py --data-dir DIR --pictures sketches.png
-    python benchmarks/audit_sketches.py --table
+    python studies/audit_sketches.py --data-dir DIR --pictures sketches.png
+    python studies/audit_sketches.py --table
 """
 
 from __future__ import annotations

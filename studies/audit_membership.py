@@ -12,8 +12,8 @@ label as the client sees it, and scores φ = log p_y − log(1 − p_y) (Carlini
 Of Gaussians the mean is the image's own and the variance one for all, as there are few shadows. Intervals are over
 attacked runs, drawn with replacement.
 
-    python benchmarks/audit_membership.py --data-dir DIR --minutes 5     # and again, until all is run
-    python benchmarks/audit_membership.py --table
+    python studies/audit_membership.py --data-dir DIR --minutes 5     # and again, until all is run
+    python studies/audit_membership.py --table
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ Clusters are in the run folder, in the report and with the server; what clients 
   Jagielski, Ullman, Oprea (2020) on 20,000 releases of each; and that of Nasr et al. (2023), which takes for granted
   that noise is Gaussian: it should be just below the ε that is claimed.
 
-    python benchmarks/audit_clusters.py --data-dir DIR --minutes 5
-    python benchmarks/audit_clusters.py --table
+    python studies/audit_clusters.py --data-dir DIR --minutes 5
+    python studies/audit_clusters.py --table
 """
 
 from __future__ import annotations

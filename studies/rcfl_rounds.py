@@ -6,8 +6,8 @@ that are alike, and others that are not.
 Every run is one line of a JSON file, so that an interrupted call goes
 on where it stopped.
 
-    python benchmarks/rcfl_rounds.py --data-dir DIR --out rounds.jsonl
-    python benchmarks/rcfl_rounds.py --out rounds.jsonl --table
+    python studies/rcfl_rounds.py --data-dir DIR --out rounds.jsonl
+    python studies/rcfl_rounds.py --out rounds.jsonl --table
 """
 
 from __future__ import annotations

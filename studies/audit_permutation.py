@@ -12,8 +12,8 @@ knows that the model is multinomial logistic regression on images. So it knows t
   the null space of all updates is spanned by the pixels, whose supports do not overlap: its projector says which
   entries share a pixel. Pixels next to each other then tell classes apart, since their weights move alike.
 
-    python benchmarks/audit_permutation.py --data-dir DIR
-    python benchmarks/audit_permutation.py --table
+    python studies/audit_permutation.py --data-dir DIR
+    python studies/audit_permutation.py --table
 """
 
 from __future__ import annotations

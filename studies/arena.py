@@ -1,7 +1,7 @@
 """docs/arena.md, its picture and arena_results.json, from the runs of ``fedclade compare arena``.
 
     fedclade compare arena --out arena --resume
-    python benchmarks/arena.py --runs arena --page      # gathers what is there, and writes the page
+    python studies/arena.py --runs arena --page      # gathers what is there, and writes the page
 
 What was gathered before and is not in the folder stays: runs may be made in several places.
 """

@@ -6,8 +6,8 @@ FedAvg run in rounds 3 and 11, and judges all alternatives on the same updates; 
 
 Every job is one line of a JSON file, so that an interrupted call goes on where it stopped.
 
-    python benchmarks/rcfl_choices.py --data-dir DIR --out choices.jsonl            # both parts, 10 seeds
-    python benchmarks/rcfl_choices.py --out choices.jsonl --table                   # the tables alone
+    python studies/rcfl_choices.py --data-dir DIR --out choices.jsonl            # both parts, 10 seeds
+    python studies/rcfl_choices.py --out choices.jsonl --table                   # the tables alone
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Beside it is CFL that splits by the same test (``criterion = "replicated"``).
 
 Every run is one line of a JSON file, so that an interrupted call goes on where it stopped; the table is made of them.
 
-    python benchmarks/rcfl_few.py --data-dir DIR --out few.jsonl            # 10 seeds
-    python benchmarks/rcfl_few.py --out few.jsonl --table                   # the table alone
+    python studies/rcfl_few.py --data-dir DIR --out few.jsonl            # 10 seeds
+    python studies/rcfl_few.py --out few.jsonl --table                   # the table alone
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Each simulation deals images anew to n clients and makes the rounds in parts, and in some cases also those until a check
 of halves. Every simulation is one line of a JSON file, so that an interrupted call goes on where it stopped.
 
-    python benchmarks/rcfl_level.py --data-dir DIR --out level.jsonl            # 1,000 simulations of each case
-    python benchmarks/rcfl_level.py --out level.jsonl --table                   # the table alone
+    python studies/rcfl_level.py --data-dir DIR --out level.jsonl            # 1,000 simulations of each case
+    python studies/rcfl_level.py --out level.jsonl --table                   # the table alone
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ and rcfl runs with its defaults.
 Every run is one line of a JSON file, so that an interrupted call goes on where it stopped. Several processes may share
 the methods out among them, in one file.
 
-    python benchmarks/arena_tuning.py --data-dir DIR --out arena_tuning.jsonl --methods ifca fesem
-    python benchmarks/arena_tuning.py --out arena_tuning.jsonl --table
+    python studies/arena_tuning.py --data-dir DIR --out arena_tuning.jsonl --methods ifca fesem
+    python studies/arena_tuning.py --out arena_tuning.jsonl --table
 """
 
 from __future__ import annotations

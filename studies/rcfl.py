@@ -2,8 +2,8 @@
 
 Every run is one line of a JSON file, so that an interrupted call goes on where it stopped; tables are made of them.
 
-    python benchmarks/rcfl.py --data-dir DIR --out rcfl.jsonl            # all parts, 10 seeds
-    python benchmarks/rcfl.py --out rcfl.jsonl --table                   # the tables alone
+    python studies/rcfl.py --data-dir DIR --out rcfl.jsonl            # all parts, 10 seeds
+    python studies/rcfl.py --out rcfl.jsonl --table                   # the tables alone
 """
 
 from __future__ import annotations
