@@ -15,11 +15,12 @@ help:  ## list the targets
 
 install: $(VENV)/installed  ## set up .venv with everything
 
-$(VENV)/installed: pyproject.toml constraints.txt
+$(VENV)/installed: pyproject.toml packages/fedclade-papers/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "fedclade needs Python 3.11 or later; try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		-e ".[dev]" -e packages/fedclade-papers
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps byzfl==0.0.11  # its rules need no torchvision
 	touch $@
 
@@ -44,7 +45,7 @@ check: install  ## lint, types, and the direction of imports
 docs: install  ## the site, in site/; a warning is an error; with FEDCLADE_DOCS_EXECUTE=true notebooks are executed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-wheel: install  ## build the wheel, and use it in an environment that has nothing else
+wheel: install  ## build the wheels, and use them in an environment that has nothing else
 	$(BIN)/python tests/wheel/check_wheel.py $(ARGUMENTS)
 
 format: install  ## let ruff rewrite what it can

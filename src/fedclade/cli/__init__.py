@@ -1,6 +1,7 @@
 """The command line: thin commands over the library.
 
-Nothing imports it; each command parses what it was given, calls another room, and shows what came of it.
+No other room imports it; each command parses what it was given, calls another room, and shows what came of it. A
+package that adds a command imports from here what the commands share.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from typing import NoReturn
 from rich.text import Text
 
 from fedclade.cli.app import app
-from fedclade.cli.options import new_console
+from fedclade.cli.options import DataDir, Device, interruptible, new_console
 from fedclade.core import FedcladeError, RunInterrupted, shown
 from fedclade.report import Terminal
 
 INTERRUPTED = 130
 """Exit status of a run that was interrupted, as shells have it: 128 + SIGINT."""
 
-__all__ = ["app", "main"]
+__all__ = ["DataDir", "Device", "app", "interruptible", "main", "new_console"]
 
 
 def main() -> None:

@@ -8,11 +8,12 @@ import typer
 
 from fedclade import __version__
 from fedclade.cli import assign, compare, data, example, ls, run, sweep
+from fedclade.cli.plugged import PluggedGroup
 from fedclade.cli.report import cite, export, report, tree, validate
-from fedclade.cli.reproduce import reproduce
 
 app = typer.Typer(
     name="fedclade",
+    cls=PluggedGroup,
     help="Clustered federated learning: find out from model updates alone which clients can train together.",
     epilog="Start with: fedclade demo",
     no_args_is_help=True,
@@ -42,7 +43,6 @@ app.command("run")(run.run_config)
 app.command()(run.resume)
 app.command()(compare.compare)
 app.command("sweep")(sweep.sweep_config)
-app.command()(reproduce)
 app.command("assign")(assign.assign_newcomers)
 app.command()(report)
 app.command()(tree)

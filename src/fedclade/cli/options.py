@@ -28,7 +28,10 @@ WIDTH_OF_FILES = 100
 
 
 def new_console() -> Terminal:
-    """Return the console: as wide as the terminal; what goes to a file or a pipe is not cut to a terminal's 80."""
+    """Return the console that commands print to.
+
+    It is as wide as the terminal; output to a file or a pipe has a width of 100, unless ``COLUMNS`` says otherwise.
+    """
     console = Terminal()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         return Terminal(width=WIDTH_OF_FILES)
@@ -51,14 +54,24 @@ _STDERR = 2
 
 @contextmanager
 def interruptible(then: Callable[[], str]) -> Generator[Callable[[], bool]]:
-    """Let what runs in the block be interrupted; yield a function that says whether it was asked to stop.
+    """Let Ctrl-C, SIGTERM or SIGHUP stop the work in the block at the next good place, such as the end of a round.
 
-    ``then`` says what the user can do after an interrupt.
+    A second signal stops it at once. Outside of the main thread, which alone gets signals, nothing is caught.
+
+    Parameters
+    ----------
+    then
+        Returns what the user can do after an interrupt, for the message.
+
+    Yields
+    ------
+    Callable
+        A function without arguments that returns True once a signal has come: ``stop`` of :func:`fedclade.simulate`.
 
     Raises
     ------
     RunInterrupted
-        If the run in the block was, or if a second signal stopped it at once.
+        If the work in the block was interrupted, or if a second signal stopped it at once.
     """
     asked = False
 
@@ -106,12 +119,14 @@ DataDir = Annotated[
         help="Folder with <dataset>/<split>.parquet as on the Hugging Face Hub; without it data comes from the Hub.",
     ),
 ]
+"""The option ``--data-dir`` of a command, also set by ``FEDCLADE_DATA_DIR``; None if unset."""
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override any key of the config; may be repeated."),
 ]
 Rounds = Annotated[int | None, typer.Option("--rounds", help="Override the number of rounds.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+"""The option ``--device`` of a command."""
 Engine = Annotated[
     str | None,
     typer.Option("--engine", help=f"How clients are trained: {', '.join((*ENGINES, *REMOTE))}; overrides the config."),

@@ -21,6 +21,7 @@ Distances = NDArray[np.float64]
 """Of every two of m rows, ``[m(m-1)/2]``: 0 to 1, 0 to 2, ..., 1 to 2, ..., as SciPy's linkage takes them."""
 
 METRICS = ("l1", "l2", "cosine")
+"""Distances of updates that :func:`distances` computes."""
 
 COLUMNS = 256
 """Distances are summed up over so many columns at a time: as few fit into a processor's cache for all rows."""

@@ -4,6 +4,7 @@ Errors, random keys, vectors of parameters, queries and replies, updates, the tr
 may import it; it imports none. It knows nothing of how clients are trained or clustered, or where a run is kept.
 """
 
+from fedclade.core import rng
 from fedclade.core.aggregate import centre_of, inter_group, mean, mean_of_all
 from fedclade.core.arguments import check_arguments, checked, defaults, flat, known_arguments
 from fedclade.core.array_kinds import array_problem
@@ -340,6 +341,7 @@ __all__ = [
     "remove",
     "require",
     "restore_buffer",
+    "rng",
     "row_norms",
     "set_unsent_buffers",
     "sha256_of",

@@ -75,10 +75,14 @@ class FolderInUseError(RunError):
 
 
 class MissingExtraError(FedcladeError, ImportError):
-    """An optional dependency is not installed."""
+    """An optional dependency is not installed.
 
-    def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs the package {package!r}; install it with: pip install 'fedclade[{extra}]'")
+    ``extra`` is the extra of fedclade that installs the package; None for a package that is installed by its own name.
+    """
+
+    def __init__(self, package: str, extra: str | None, purpose: str) -> None:
+        source = package if extra is None else f"'fedclade[{extra}]'"
+        super().__init__(f"{purpose} needs the package {package!r}; install it with: pip install {source}")
 
 
 def import_extra(module: str, package: str, extra: str, purpose: str) -> ModuleType:

@@ -15,6 +15,8 @@ import torch
 
 from fedclade.core.errors import ConfigError
 
+__all__ = ["BESIDE", "generator", "seeded_globally", "torch_generator", "torch_seed"]
+
 BESIDE = "beside"
 """Purpose of training one more model in a round: clients draw what they draw in the regular training."""
 

@@ -4,6 +4,7 @@ Nothing here needs matplotlib until a figure is drawn. The page, a subpackage of
 command line, the network and the papers import it; it imports runs, and the rooms below.
 """
 
+from fedclade.report import style
 from fedclade.report.citations import cite_name
 from fedclade.report.compare_methods import compare
 from fedclade.report.comparison import Comparison
@@ -64,6 +65,7 @@ __all__ = [
     "show_run",
     "significant",
     "similarity_figure",
+    "style",
     "tree_view",
     "without_figures_if_need_be",
 ]

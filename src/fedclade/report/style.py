@@ -15,6 +15,30 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
     from matplotlib.lines import Line2D
 
+__all__ = [
+    "ACCENT",
+    "CLUSTERS",
+    "DPI",
+    "FAINT",
+    "FEW_ROUNDS",
+    "HEADER",
+    "INK",
+    "MUTED",
+    "TRUTH",
+    "color_bar",
+    "diverging_map",
+    "handle",
+    "label",
+    "legend_beside",
+    "log_scale",
+    "new_figure",
+    "note",
+    "percent_scale",
+    "plain",
+    "save",
+    "set_title",
+]
+
 INK, MUTED, FAINT = "#222222", "#6B6B6B", "#DADADA"
 """Text; secondary text, and clusters that are no more; grids and frames."""
 
@@ -40,7 +64,9 @@ HEADER = 0.64
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure of so many inches, with room for a title, that belongs to no window and no global state.
+    """Return an empty figure of ``width`` by ``height`` inches that belongs to no window and no global state.
+
+    Above its panels there is room for what :func:`set_title` writes.
 
     Raises
     ------

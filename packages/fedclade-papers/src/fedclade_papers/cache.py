@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -14,10 +15,19 @@ from typing import Any
 
 from torch import nn
 
-from fedclade.algorithms import Algorithm
-from fedclade.core import LocalTraining, RunError, RunInterrupted, remove
-from fedclade.data import SOURCES, Federation, load_federation
-from fedclade.runs import Maker, Run, module_for, simulate
+from fedclade import (
+    Algorithm,
+    Federation,
+    LocalTraining,
+    Run,
+    RunError,
+    RunInterrupted,
+    build_model,
+    load_federation,
+    simulate,
+)
+from fedclade.data import SOURCES
+from fedclade.runs import Maker
 
 Settings = Mapping[str, Any]
 """Of an experiment at one scale, as JSON has them."""
@@ -31,8 +41,21 @@ def local_of(settings: Settings) -> LocalTraining:
 
 
 def maker_of(federation: Federation, model: str, arguments: Settings | None = None) -> Maker:
-    """Return what makes a model for a federation from a seed."""
-    return lambda seed: module_for(model, federation.pool.schema, seed, arguments)
+    """Return a function that builds a model for a federation's data from a seed."""
+    schema = federation.pool.schema
+
+    def make(seed: int) -> nn.Module:
+        return build_model(
+            model,
+            input_shape=schema.input_shape,
+            outputs=schema.outputs,
+            task=schema.task,
+            vocabulary_size=schema.vocabulary_size,
+            seed=seed,
+            arguments=arguments,
+        )
+
+    return make
 
 
 class ResultCache:
@@ -95,8 +118,9 @@ class ResultCache:
                 self._file.parent.mkdir(parents=True, exist_ok=True)
                 with self._file.open("a") as file:
                     file.write(json.dumps(self._done[key]) + "\n")
-            if (folder := self.folder_for(key)) is not None:
-                remove(folder)  # a run's folder can hold the updates of all clients
+            folder = self.folder_for(key)
+            if folder is not None and folder.exists():
+                shutil.rmtree(folder)  # a run's folder can hold the updates of all clients
         if key not in self._used:
             self._used.add(key)
             self._seconds += self._done[key]["seconds"]

@@ -15,9 +15,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from fedclade.cli import options
-from fedclade.cli.options import interruptible, new_console
-from fedclade.core import ConfigError, MissingExtraError, RunError, appear, unknown
+from fedclade import ConfigError, MissingExtraError, RunError
+from fedclade.cli import DataDir, Device, interruptible, new_console
+from fedclade.core import unknown
 from fedclade.report import duration, style
 from fedclade.training import choose_device
 from fedclade_papers import (
@@ -63,8 +63,8 @@ def reproduce(
         typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the scale: --set seeds=[0]. Repeatable."),
     ] = None,
     show_list: Annotated[bool, typer.Option("--list", help="List the experiments, and leave.")] = False,
-    data_dir: options.DataDir = None,
-    device: options.Device = "auto",
+    data_dir: DataDir = None,
+    device: Device = "auto",
 ) -> None:
     """Measure tables and figures of the papers again, and put the papers' figures beside ours.
 
@@ -161,7 +161,7 @@ def _save(result: Result, experiment: Experiment, folder: Path, console: Console
     picture: str | None = f"{result.stem}.png"
     try:
         figure = experiment.draw(result.outcome, result.settings)
-        appear(folder / f"{result.stem}.png", lambda beside: figure.savefig(beside, dpi=style.DPI, format="png"))
+        style.save(figure, folder / f"{result.stem}.png")
     except MissingExtraError as error:
         console.print(f"[yellow]no figure:[/] {escape(str(error))}", soft_wrap=True)
         picture = None

@@ -13,12 +13,12 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedclade.core import DataError, appear
-from fedclade.report import NONE, duration
+from fedclade import DataError
+from fedclade.report import duration
 from fedclade_papers import EXPERIMENTS
 from fedclade_papers.markdown import departures, figure, table, to_markdown
-from fedclade_papers.outcome import AS_SEEDS_DIFFER, Row
-from fedclade_papers.result import Result
+from fedclade_papers.outcome import AS_SEEDS_DIFFER, NONE, Row
+from fedclade_papers.result import Result, write_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,7 +65,7 @@ def write_page(results: Path, page: Path) -> None:
     pages = {page: page_of(found, folder.name)}
     pages |= {folder / name: text for name, text in detail_pages(found).items()}
     for path, text in pages.items():
-        appear(path, lambda beside, text=text: beside.write_text(text, encoding="utf-8"))
+        write_text(path, text)
 
 
 def read_results(folder: Path) -> list[Result]:

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedclade.core import ConfigError, unknown
-from fedclade.report import NONE
+from fedclade import ConfigError
+from fedclade.core import unknown
 from fedclade_papers.cache import ResultCache, Settings
-from fedclade_papers.outcome import Claim, Outcome, Row, Summary
+from fedclade_papers.outcome import NONE, Claim, Outcome, Row, Summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

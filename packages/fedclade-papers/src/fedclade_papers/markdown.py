@@ -8,9 +8,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from fedclade.report import NONE, duration
+from fedclade.report import duration
 from fedclade.tasks import mean_and_interval
-from fedclade_papers.outcome import Claim, Row, Summary
+from fedclade_papers.outcome import NONE, Claim, Row, Summary
 from fedclade_papers.result import Result
 
 Cells = tuple[Sequence[str], list[Sequence[str]]]

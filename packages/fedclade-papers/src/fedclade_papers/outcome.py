@@ -15,6 +15,9 @@ Wanted = Literal["near", "at least", "at most"]
 FEWEST_SEEDS = 3
 """Fewer seeds say too little about how much they differ."""
 
+NONE = "–"
+"""Stands where there is no figure, in tables and in ``experiments.toml``."""
+
 AS_SEEDS_DIFFER = ", as seeds differ"
 """Of a figure of the paper, from one run, that could as well be one of ours."""
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedclade.core import DataError, RunError, appear
+from fedclade import DataError, RunError
 from fedclade.runs import versions
 from fedclade.training import choose_device
 from fedclade_papers.cache import ResultCache, Settings, is_at_hand
@@ -60,7 +60,7 @@ class Result:
     def save(self, path: Path) -> None:
         """Write it as a JSON file, which appears whole."""
         text = json.dumps({"format": FORMAT, **asdict(self)}, indent=1, ensure_ascii=False)
-        appear(path, lambda beside: beside.write_text(text + "\n", encoding="utf-8"))
+        write_text(path, text + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Result:
@@ -75,6 +75,16 @@ class Result:
             return cls(**{field.name: found[field.name] for field in fields(cls)})
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(f"{path} holds no result of an experiment: {type(error).__name__}: {error}") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file under another name and rename it, so that no reader finds half of it."""
+    beside = path.with_name(f".{path.name}.writing")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def measure(

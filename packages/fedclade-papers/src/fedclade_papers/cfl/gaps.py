@@ -10,12 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedclade.algorithms import FedAvg
+from fedclade import FedAvg, Federation, ParameterTree, Round, Updates
 from fedclade.clustering import cosine_similarity, optimal_bipartition, separation_gap
-from fedclade.core import ParameterTree, Round, Updates
-from fedclade.data import Federation
 from fedclade.runs import Maker
-from fedclade.runs import Row as RunRow
 from fedclade.training import SimulatedClients, choose_device
 from fedclade_papers.cache import ResultCache, Settings, local_of, maker_of
 from fedclade_papers.experiment import Paper
@@ -56,7 +53,7 @@ def gaps_over_rounds(
     clients = SimulatedClients(federation, make_model(seed), choose_device(cache.device))
     found: Gaps = {kind: [] for kind in KINDS}
 
-    def on_round(row: RunRow, tree: ParameterTree) -> None:
+    def on_round(row: Mapping[str, Any], tree: ParameterTree) -> None:
         if row["round"] in at:
             model = tree.nodes[0].params[None]
             next_round = Round(row["round"] + 1, local_of(settings), seed, purpose="separation")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedclade.algorithms import FedAvg
+from fedclade import FedAvg
 from fedclade_papers.cache import ResultCache, Settings, maker_of
 from fedclade_papers.experiment import Paper
 from fedclade_papers.outcome import Outcome, Row

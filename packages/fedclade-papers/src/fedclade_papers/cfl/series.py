@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from fedclade.algorithms import CFL, CFLState, RoundLog
-from fedclade.core import Clients, Event, Round
-from fedclade.runs import Run, events_of
+from fedclade import CFL, Clients, Event, Round, RoundLog, Run
+from fedclade.algorithms import CFLState
+from fedclade.runs import events_of
 from fedclade.tasks import perplexity
 from fedclade_papers.cache import Settings
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedclade.algorithms import CFL, Algorithm, ReplicatedCFL
+from fedclade import CFL, Algorithm, ReplicatedCFL
 from fedclade_papers.cache import ResultCache, Settings, maker_of
 from fedclade_papers.cfl.series import Series, WatchedCFL, pairs_of, series_of
 from fedclade_papers.experiment import Paper

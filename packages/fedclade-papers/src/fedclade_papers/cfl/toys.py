@@ -15,11 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedclade.algorithms import CFL, FedAvg
-from fedclade.core import ParameterTree, rng
-from fedclade.data import ClientData, Federation, Pool
-from fedclade.models import build_model
-from fedclade.runs import Run
+from fedclade import CFL, FedAvg, Federation, ParameterTree, Pool, Run, build_model
+from fedclade.core import rng
+from fedclade.data import ClientData
 from fedclade_papers.cache import ResultCache, Settings
 from fedclade_papers.experiment import Paper
 from fedclade_papers.outcome import Outcome, Row

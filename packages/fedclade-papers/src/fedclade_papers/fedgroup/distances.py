@@ -7,7 +7,8 @@ from functools import partial
 import numpy as np
 import scipy
 
-from fedclade.clustering import cosine_similarity, k_means, ternary_similarity
+from fedclade import k_means
+from fedclade.clustering import cosine_similarity, ternary_similarity
 from fedclade.core import rng
 from fedclade.tasks import cluster_scores
 from fedclade_papers.cache import ResultCache, Settings

@@ -6,9 +6,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedclade.algorithms import Algorithm, FedAvg, FedGroup
-from fedclade.core import Round, Updates
-from fedclade.runs import Backend, Run
+from fedclade import Algorithm, FedAvg, FedGroup, Round, Run, Updates
+from fedclade.training import SimulatedClients, choose_device
 from fedclade_papers.cache import ResultCache, Settings, local_of
 from fedclade_papers.fedgroup.tasks import LABELS, Task, federation_of
 
@@ -103,11 +102,11 @@ def _accuracy_of_groups(run: Run) -> dict[str, list[float | None]]:
 def pretrained(cache: ResultCache, settings: Settings, task: Task, seed: int) -> tuple[Updates, list[int]]:
     """Return the updates of all n clients after one epoch from w_0, and the rows of αm of them, as Algorithm 3 has."""
     federation = federation_of(task.data, settings, cache, seed)
-    algorithm = FedGroup(groups=task.groups, pretrain_scale=settings["pretrain_scale"])
-    maker, device = task.maker(federation), cache.device
-    backend = Backend.simulated_by(federation, maker, algorithm, seed=seed, device=device, engine=task.engine)
+    module = task.maker(federation)(seed)
+    clients = SimulatedClients(federation, module, choose_device(cache.device), task.engine)
+    initial = clients.layout.flatten(module)
     this_round = Round(1, local_of({**settings, "epochs": 1, "lr": task.lr}), seed, purpose="pretrain")
     wanted = min(len(federation), settings["pretrain_scale"] * task.groups)
     chosen = this_round.generator("pretrain").choice(len(federation), wanted, replace=False)
     ids = list(federation.ids)
-    return backend.clients.train(ids, backend.initial[None], [0] * len(ids), this_round), sorted(chosen.tolist())
+    return clients.train(ids, initial[None], [0] * len(ids), this_round), sorted(chosen.tolist())

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedclade.data import Federation, load_federation
-from fedclade.models import build_model
+from fedclade import Federation, build_model, load_federation
 from fedclade.runs import Maker
 from fedclade_papers.cache import ResultCache, Settings, maker_of
 from fedclade_papers.experiment import Paper, read_tables

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.algorithms import FLHC, Algorithm, FedAvg
+from fedclade import FLHC, Algorithm, Federation, Run, load_federation
 from fedclade.clustering import LINKAGES, METRICS, agglomerate, cut, distances
 from fedclade.core import rng
-from fedclade.data import Federation, load_federation
-from fedclade.runs import Backend, Maker, Run
+from fedclade.runs import Maker
+from fedclade.training import SimulatedClients, choose_device
 from fedclade_papers.cache import ResultCache, Settings, maker_of
 
 Found = dict[str, Any]
@@ -118,11 +118,10 @@ class Runs:
             return None
         models = torch.stack([run.tree.nodes[0].params + cached.mean(0) for _, cached in leaves])
         row_of = {client: row for row, (members, _) in enumerate(leaves) for client in members}
-        maker, device = self.maker(federation), self.cache.device
-        backend = Backend.simulated_by(federation, maker, FedAvg(), seed=seed, device=device)
-        ids = backend.clients.ids
-        rows = [row_of[client] for client in ids]
-        evaluation = backend.clients.evaluate(ids, models.to(backend.device), rows, "test")
+        device = choose_device(self.cache.device)
+        clients = SimulatedClients(federation, self.maker(federation)(seed), device)
+        rows = [row_of[client] for client in federation.ids]
+        evaluation = clients.evaluate(federation.ids, models.to(device), rows, "test")
         return round(float(evaluation.scores[:, 0].mean()), DIGITS)
 
     def merges(self, rounds_before: int, fraction: float) -> list[Merges]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedclade.algorithms import FLHC, FedAvg
+from fedclade import FLHC, FedAvg
 from fedclade.clustering import n_clusters_by_gap
 from fedclade.tasks import cluster_scores
 from fedclade_papers.cache import ResultCache, Settings
