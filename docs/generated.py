@@ -34,9 +34,10 @@ ROOMS = {
         for room in ("algorithms", "channel", "clustering", "core", "data", "flower", "models")
     },
     **{room: f"reference/{room}.md" for room in ("report", "runs", "sweeps", "tasks", "trackers", "training")},
+    "cli": "reference/cli-api.md",
     "config": "reference/config-api.md",
 }
-"""The page of each room; the keys of a config have one of their own."""
+"""The page of each room; the commands and the keys of a config have pages of their own."""
 
 
 def pages() -> Mapping[str, Callable[[], str]]:
@@ -104,7 +105,11 @@ def cli_page() -> str:
 
 
 def _commands(group: click.Group, path: str) -> Iterator[str]:
-    for name, command in group.commands.items():
+    context = click.Context(group, info_name=path)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if command is None or command.hidden:
+            continue
         full = f"{path} {name}"
         if isinstance(command, click.Group):
             yield from _commands(command, full)

@@ -15,12 +15,15 @@ from typing import Any
 
 import fedclade
 from fedclade.cli import app
+from fedclade_papers.command import reproduce
 
 TABLE = Path(__file__).with_name("defaults.txt")
 HEAD = """\
 # The default of every parameter of the public interface. A changed default changes users' results: it belongs into the
 # changelog. After a change that is meant, write this file anew with: python -m tests.defaults
 """
+MODULES = ("fedclade.core.rng", "fedclade.report.style")
+"""Modules that a room exports whole."""
 ROOMS = sorted(path.parent.name for path in Path(fedclade.__file__).parent.glob("*/__init__.py"))
 
 
@@ -28,16 +31,16 @@ def default_lines() -> list[str]:
     """Return a line for each parameter that has a default, such as ``fedclade.CFL(eps1=0.4)``."""
     lines: set[str] = set()
     seen: set[int] = set()
-    for module_name in ["fedclade", *(f"fedclade.{room}" for room in ROOMS)]:
+    for module_name in ["fedclade", *(f"fedclade.{room}" for room in ROOMS), *MODULES, "fedclade_papers"]:
         module = importlib.import_module(module_name)
         for name in sorted(module.__all__):
             public = getattr(module, name)
             if callable(public) and id(public) not in seen and is_ours(public):
                 seen.add(id(public))
                 lines.update(lines_of(f"{module_name}.{name}", public))
-    for command in app.registered_commands:
-        assert command.callback is not None
-        lines.update(parameter_lines(f"command {command.callback.__name__}", command.callback))
+    for callback in [*(command.callback for command in app.registered_commands), reproduce]:
+        assert callback is not None
+        lines.update(parameter_lines(f"command {callback.__name__}", callback))
     return sorted(lines)
 
 

@@ -8,8 +8,9 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import fedclade
+import fedclade_papers
 
-PACKAGE = Path(fedclade.__file__).parent
+PACKAGES = [Path(package.__file__).parent for package in (fedclade, fedclade_papers)]
 
 
 def test_no_modules_import_each_other():
@@ -27,17 +28,21 @@ def test_a_cycle_is_found():
 
 def modules() -> dict[str, Path]:
     """Return the file of each module; packages, which only gather names, are left out."""
-    files = sorted(PACKAGE.rglob("*.py"))
-    return {name_of(path): path for path in files if path.name != "__init__.py"}
+    return {
+        name_of(path, package): path
+        for package in PACKAGES
+        for path in sorted(package.rglob("*.py"))
+        if path.name != "__init__.py"
+    }
 
 
-def name_of(path: Path) -> str:
-    """Return the dotted name of a module."""
-    return ".".join(["fedclade", *path.relative_to(PACKAGE).with_suffix("").parts])
+def name_of(path: Path, package: Path) -> str:
+    """Return the dotted name of a module of a package."""
+    return ".".join(path.relative_to(package.parent).with_suffix("").parts)
 
 
 def find_imports(path: Path) -> Iterator[str]:
-    """Yield the modules of fedclade that a module imports when it is imported itself.
+    """Yield the modules of the packages that a module imports when it is imported itself.
 
     Imports inside a function are left out, since they happen later, and so are those that only a type checker sees.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections import Counter
-from importlib.metadata import version
+from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,12 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from fedclade_papers.command import reproduce
 from fedclade_papers.result import Result
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PAPERS = tomllib.loads((ROOT / "packages/fedclade-papers/pyproject.toml").read_text())["project"]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 
 
@@ -45,6 +47,28 @@ def test_the_citation_is_of_this_version_and_of_the_papers_that_fedclade_cites()
         assert reference["identifiers"][0]["value"] in plain[key]
         for author in reference["authors"]:
             assert author["given-names"] in plain[key]
+
+
+def test_both_distributions_have_the_same_version_python_licence_and_lower_bounds():
+    for key in ("version", "requires-python", "license", "authors"):
+        assert PAPERS[key] == PROJECT[key]
+    assert (ROOT / "packages/fedclade-papers/LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    library, *others = PAPERS["dependencies"]
+    assert Requirement(library).specifier.contains(PROJECT["version"])
+    assert set(others) <= set(PROJECT["dependencies"])
+
+
+def test_the_command_reproduce_is_an_entry_point_of_the_papers():
+    (point,) = entry_points(group="fedclade.commands", name="reproduce")
+    assert PAPERS["entry-points"]["fedclade.commands"] == {"reproduce": point.value}
+    assert point.load() is reproduce
+
+
+@pytest.mark.parametrize("file", ["Makefile", "README.md"])
+def test_one_install_command_names_both_distributions(file: str):
+    text = (ROOT / file).read_text(encoding="utf-8").replace("\\\n", " ")
+    (command,) = re.findall(r"pip install[^`\n]* -c constraints.txt([^`\n]*)", text)
+    assert re.fullmatch(r'-e "\.\[(dev|all)\]" -e packages/fedclade-papers', " ".join(command.split()))
 
 
 def test_every_citation_of_the_paper_resolves_and_none_differs_from_what_fedclade_prints():

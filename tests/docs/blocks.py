@@ -24,7 +24,14 @@ from textwrap import dedent
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     str(path.relative_to(ROOT))
-    for pattern in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**/*.md", "examples/**/README.md")
+    for pattern in (
+        "README.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "docs/**/*.md",
+        "examples/**/README.md",
+        "packages/*/README.md",
+    )
     for path in ROOT.glob(pattern)
 )
 MARKS = ("run", "slow", "parse", "setup", "prints")

@@ -22,7 +22,7 @@ from tests.docs.blocks import ROOT, Block, blocks_of
 from tests.docs.shell import commands
 
 SHELLS = ("sh", "bash")
-LENT = ("benchmarks", "configs", "examples")
+LENT = ("benchmarks", "configs", "examples", "packages")
 """Folders of the repository that commands name, and only read."""
 
 PREAMBLE = (

@@ -36,6 +36,9 @@ LET_THROUGH = {
 INSTALLED = {"build", "twine"}
 """What pip installs besides fedclade and folders."""
 
+OURS = {"fedclade": ROOT, "fedclade-papers": ROOT / "packages/fedclade-papers", ".": ROOT}
+"""The folder of what pip installs of this repository."""
+
 BEFORE_OTHERS = {"nohup", "srun", "sudo"}
 """Words that run the command behind their own options."""
 
@@ -172,11 +175,14 @@ def options_of(script: Path, seen: frozenset[Path] = frozenset()) -> set[str]:
 
 def check_pip(arguments: Sequence[str]) -> None:
     """Check that there is what is installed: fedclade or the package of a folder, and its extras."""
-    for argument in arguments[1:]:
+    for before, argument in pairwise(arguments):
         name, _, extras = argument.partition("[")
         if name in INSTALLED or name.startswith("-"):
             continue
-        file = (ROOT if name == "fedclade" else Path(name)) / "pyproject.toml"
+        if before in ("-c", "--constraint"):
+            assert (ROOT / name).is_file(), f"there is no {name}"
+            continue
+        file = OURS.get(name, Path(name)) / "pyproject.toml"
         assert file.is_file(), f"{argument} is neither fedclade nor a folder with a package, nor in tests/docs/words.py"
         project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
         unknown = set(extras.rstrip("]").split(",")) - {"", *project.get("optional-dependencies", ())}

@@ -1,8 +1,9 @@
-"""Build the wheel and the source archive, and use the wheel as a newcomer does: in an environment with nothing else.
+"""Build the wheels and source archives, and use the wheels as a newcomer does: in an environment with nothing else.
 
-`python tests/wheel/check_wheel.py`, or `make wheel`. In turn: both archives are built; their metadata and contents are
-what a package index and a user expect; the core alone works, and says what needs which extra (``core_only.py``); with
-``[report]`` added, the first shell commands of docs/quick-start.md lead to a report.
+`python tests/wheel/check_wheel.py`, or `make wheel`. In turn: the archives of fedclade and of fedclade-papers are
+built; their metadata and contents are what a package index and a user expect; the core alone works, and says what needs
+which extra (``core_only.py``); with fedclade-papers added, ``fedclade reproduce`` works; with ``[report]`` added, the
+first shell commands of docs/quick-start.md lead to a report.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import tempfile
 import time
 import venv
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -28,54 +30,91 @@ MARKER = "<!-- test: wheel -->"
 """Where a page has it, the commands are those of the first block after it, else those of its first block."""
 LONGEST = 10
 """Lines that lead from pip to a report are fewer."""
-IN_WHEEL = (
-    *("fedclade/py.typed", "fedclade/configs/cfl-digits-label-swap.toml", "fedclade/configs/suite/iid.toml"),
-    "fedclade/report/citations.bib",
-    *("fedclade/cli/examples/hospitals/hospital-00.csv", "fedclade/cli/examples/hospitals/hospitals.toml"),
-    *(f"fedclade/report/page/templates/{name}" for name in ("page.html.jinja", "page.js", "live.js", "style.css")),
-)
-IN_SOURCES = ("CHANGELOG.md", "CITATION.cff", "LICENSE", "README.md", "SECURITY.md", "pyproject.toml")
-FOLDERS = {"configs", "examples", "src"}
 LARGEST = 2_000_000
 """Bytes of an archive."""
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """A distribution of this repository, and what must be in its archives."""
+
+    root: Path
+    package: str
+    in_wheel: tuple[str, ...]
+    in_sources: tuple[str, ...]
+    folders: frozenset[str]  # of the source archive
+    extras: frozenset[str] = frozenset()
+
+
+LIBRARY = Distribution(
+    ROOT,
+    "fedclade",
+    in_wheel=(
+        *("fedclade/py.typed", "fedclade/configs/cfl-digits-label-swap.toml", "fedclade/configs/suite/iid.toml"),
+        "fedclade/report/citations.bib",
+        *("fedclade/cli/examples/hospitals/hospital-00.csv", "fedclade/cli/examples/hospitals/hospitals.toml"),
+        *(f"fedclade/report/page/templates/{name}" for name in ("page.html.jinja", "page.js", "live.js", "style.css")),
+    ),
+    in_sources=("CHANGELOG.md", "CITATION.cff", "LICENSE", "README.md", "SECURITY.md", "pyproject.toml"),
+    folders=frozenset({"configs", "examples", "src"}),
+    extras=frozenset({"all", "data", "flower", "privacy", "ray", "report"}),
+)
+PAPERS = Distribution(
+    ROOT / "packages/fedclade-papers",
+    "fedclade_papers",
+    in_wheel=("fedclade_papers/py.typed", "fedclade_papers/cfl/experiments.toml"),
+    in_sources=("LICENSE", "README.md", "pyproject.toml"),
+    folders=frozenset({"src"}),
+)
 
 
 def main() -> None:
     """Build, look, install and use; the first thing that is not as it should be ends it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="folder to leave both archives in (default: nowhere)")
+    parser.add_argument("--out", type=Path, help="folder to leave the archives in (default: nowhere)")
     parser.add_argument("--tag", help="the version should be this one; a leading v is passed over")
     parser.add_argument("--page", type=Path, default=ROOT / "docs/quick-start.md", help="the page with the commands")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
-        wheel, sources = build((arguments.out or work / "dist").resolve())
-        check_metadata(wheel, sources, (arguments.tag or "").removeprefix("v"))
-        check_contents(wheel, sources)
+        out = (arguments.out or work / "dist").resolve()
+        tag = (arguments.tag or "").removeprefix("v")
+        if out.exists() and any(out.iterdir()):
+            sys.exit(f"--out should be empty, but there is {next(out.iterdir())}")
+        wheel = checked_wheel(LIBRARY, out, tag)
+        papers = checked_wheel(PAPERS, out, tag)
         python = environment_with(wheel, work / "environment")
         step("use the core")
         run([python, ROOT / "tests/wheel/core_only.py"], folder(work / "core"))
         run([python.with_name("fedclade"), "--version"], work)
+        reproduce(papers, python, folder(work / "reproduced"))
         follow(arguments.page, wheel, python, folder(work / "newcomer"))
-    step("the wheel is fine")
+    step("the wheels are fine")
 
 
-def build(out: Path) -> tuple[Path, Path]:
+def checked_wheel(distribution: Distribution, out: Path, tag: str) -> Path:
+    """Build the archives of a distribution, check them, and return the wheel."""
+    wheel, sources = build(distribution, out)
+    check_metadata(distribution, wheel, sources, tag)
+    check_contents(distribution, wheel, sources)
+    return wheel
+
+
+def build(distribution: Distribution, out: Path) -> tuple[Path, Path]:
     """Build the source archive, a wheel from it and another from the tree; return the wheel and the archive."""
-    step("build the source archive and the wheel")
-    if out.exists() and any(out.iterdir()):
-        sys.exit(f"--out should be empty, but there is {next(out.iterdir())}")
+    root, package = distribution.root, distribution.package
+    step(f"build the source archive and the wheel of {package}")
     python_build = [sys.executable, "-m", "build", "--no-isolation"]
-    run([*python_build, "--outdir", out, ROOT], ROOT, quiet=True)
-    (wheel,), (sources,) = out.glob("*.whl"), out.glob("*.tar.gz")
+    run([*python_build, "--outdir", out, root], root, quiet=True)
+    (wheel,), (sources,) = out.glob(f"{package}-*.whl"), out.glob(f"{package}-*.tar.gz")
     with tempfile.TemporaryDirectory() as other:
-        run([*python_build, "--wheel", "--outdir", other, ROOT], ROOT, quiet=True)
+        run([*python_build, "--wheel", "--outdir", other, root], root, quiet=True)
         here, there = files_of(wheel), files_of(Path(other) / wheel.name)
     check(here == there, f"the wheel of the archive and that of the tree differ in {different(here, there)}")
     return wheel, sources
 
 
-def check_metadata(wheel: Path, sources: Path, tag: str) -> None:
+def check_metadata(distribution: Distribution, wheel: Path, sources: Path, tag: str) -> None:
     """Check what a package index would: the metadata are valid, the same in both, and the names fit."""
     step("look at the metadata")
     name, version, *_ = parse_wheel_filename(wheel.name)
@@ -89,21 +128,22 @@ def check_metadata(wheel: Path, sources: Path, tag: str) -> None:
     check(metadata[0].description_content_type == "text/markdown", "the description is not Markdown")
     check(not tag or str(version) == tag, f"the version is {version}, and the tag {tag}")
     extras = set(metadata[0].provides_extra or [])
-    check({"all", "data", "flower", "privacy", "ray", "report"} <= extras, f"extras are {extras}")
+    check(distribution.extras <= extras, f"extras are {extras}")
 
 
-def check_contents(wheel: Path, sources: Path) -> None:
+def check_contents(distribution: Distribution, wheel: Path, sources: Path) -> None:
     """Check that data files are there, and that nothing else is that is no part of the package."""
     step("look at the contents")
     names = set(files_of(wheel))
-    check(not (missing := set(IN_WHEEL) - names), f"the wheel lacks {missing}")
+    check(not (missing := set(distribution.in_wheel) - names), f"the wheel lacks {missing}")
     top = {name.split("/")[0] for name in names}
-    check(all(each == "fedclade" or each.endswith(".dist-info") for each in top), f"the wheel has {top}")
+    check(all(each == distribution.package or each.endswith(".dist-info") for each in top), f"the wheel has {top}")
     with tarfile.open(sources) as archive:
         inside = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
-    check(not (missing := set(IN_SOURCES) - inside), f"the source archive lacks {missing}")
+    check(not (missing := set(distribution.in_sources) - inside), f"the source archive lacks {missing}")
     folders = {name.split("/")[0] for name in inside if "/" in name}
-    check(folders == FOLDERS, f"the source archive has the folders {folders}, and not {FOLDERS}")
+    wanted = distribution.folders
+    check(folders == wanted, f"the source archive has the folders {folders}, and not {set(wanted)}")
     for archive_file in (wheel, sources):
         check(archive_file.stat().st_size < LARGEST, f"{archive_file.name} has more than {LARGEST} bytes")
 
@@ -115,6 +155,17 @@ def environment_with(wheel: Path, where: Path) -> Path:
     python = where / "bin/python"
     run([python, "-m", "pip", "install", wheel], where)
     return python
+
+
+def reproduce(wheel: Path, python: Path, work: Path) -> None:
+    """Add the wheel of fedclade-papers, whose command works without an extra, and then draws no figure."""
+    step("reproduce a figure of a paper")
+    run([python, "-m", "pip", "install", wheel], work)
+    command = [python.with_name("fedclade"), "reproduce"]
+    run([*command, "--list"], work, quiet=True)
+    run([*command, "cfl-fig3-theory", "--scale", "smoke", "--out", "again"], work, quiet=True)
+    written = {path.suffix for path in (work / "again").glob("cfl-fig3-theory-smoke.*")}
+    check(written == {".json", ".csv", ".md"}, f"fedclade reproduce has written {written}")
 
 
 def follow(page: Path, wheel: Path, python: Path, work: Path) -> None:
