@@ -36,7 +36,7 @@ LET_THROUGH = {
 INSTALLED = {"build", "twine"}
 """What pip installs besides fedclade and folders."""
 
-OURS = {"fedclade": ROOT, "fedclade-papers": ROOT / "packages/fedclade-papers", ".": ROOT}
+OURS = {"fedclade": ROOT, "fedclade-papers": ROOT / "packages/fedclade-papers"}
 """The folder of what pip installs of this repository."""
 
 BEFORE_OTHERS = {"nohup", "srun", "sudo"}
@@ -182,7 +182,9 @@ def check_pip(arguments: Sequence[str]) -> None:
         if before in ("-c", "--constraint"):
             assert (ROOT / name).is_file(), f"there is no {name}"
             continue
-        file = OURS.get(name, Path(name)) / "pyproject.toml"
+        folder = OURS.get(name, Path(name))
+        here = (folder / "pyproject.toml").is_file()  # else it is of the repository, where the reader is
+        file = (folder if here else ROOT / folder) / "pyproject.toml"
         assert file.is_file(), f"{argument} is neither fedclade nor a folder with a package, nor in tests/docs/words.py"
         project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
         unknown = set(extras.rstrip("]").split(",")) - {"", *project.get("optional-dependencies", ())}

@@ -20,6 +20,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_show_locals=False,
 )
+"""The command line, as a Typer app."""
 
 
 def _show_version(wanted: bool) -> None:

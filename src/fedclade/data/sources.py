@@ -39,6 +39,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
         "synthetic": Source(load_synthetic, "Synthetic(α, β) of the FedProx and FedGroup papers, made by seed"),
     }
 )
+"""Data sources of fedclade by name; :func:`load_pool` loads one."""
 
 
 def load_pool(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **arguments: Any) -> Pool:
