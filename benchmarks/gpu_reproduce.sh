@@ -9,19 +9,19 @@
 #
 #     while :; do sh benchmarks/gpu_reproduce.sh OUT && break; [ $? -eq 130 ] || exit 1; done
 #
-# It needs the library's source, torch and the packages that a simulation imports, with typer and rich; tomli-w may be
+# It needs the source of the library and of fedclade-papers, torch and the packages that a simulation imports, with typer and rich; tomli-w may be
 # missing. Each result says how long its pieces took, and on which GPU.
 set -eu
 cd "$(dirname "$0")/.."
 out=${1:-reproduced/paper}
 [ $# -gt 0 ] && shift
 [ $# -gt 0 ] || set -- all
-export PYTHONPATH="src${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONPATH="src:packages/fedclade-papers/src${PYTHONPATH:+:$PYTHONPATH}"
 # TERM lets the run that is on finish its round and save a checkpoint; 40 seconds later it is ended all the same, and the
 # next call goes on from an earlier checkpoint.
 status=0
 timeout --signal=TERM --kill-after=40 430 \
-    python -m fedclade reproduce "$@" --scale paper --device "${DEVICE:-cuda}" --out "$out" || status=$?
+    python -m fedclade_papers "$@" --scale paper --device "${DEVICE:-cuda}" --out "$out" || status=$?
 case $status in
 0) echo "all finished: $out" ;;
 124 | 130 | 137) echo "there is more to do: call this again"; exit 130 ;;

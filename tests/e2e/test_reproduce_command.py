@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import re
+import runpy
 import signal
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 from tests.papers.examples import TINY
 
-from fedclade.cli import main
+from fedclade.cli import app, main, plugged
 from fedclade.core.errors import ConfigError
 from fedclade_papers import EXPERIMENTS, Outcome, ResultCache, Settings, command
 from fedclade_papers.result import Result
@@ -123,6 +124,17 @@ def test_names_are_taken_once_and_all_means_all():
     assert command.choose(["all"], known) == [TINY, TINY]
     with pytest.raises(ConfigError, match="name an experiment of 'fedclade reproduce --list', or 'all'"):
         command.choose([], known)
+
+
+def test_the_package_runs_as_a_module_where_it_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(plugged, "installed", lambda _: {})
+    monkeypatch.setattr(app, "registered_commands", [*app.registered_commands])
+    monkeypatch.setattr("sys.argv", ["fedclade_papers", "fig-1000"])
+    with pytest.raises(SystemExit, match="2"):
+        runpy.run_module("fedclade_papers", run_name="__main__")
+    assert capsys.readouterr().err.startswith("error: unknown experiment 'fig-1000' (known: cfl-fig1-xor")
 
 
 def test_the_list_shows_every_experiment_and_whether_its_data_is_at_hand(

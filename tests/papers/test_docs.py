@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fedclade.cli.reproduce import changes
 
 from fedclade.core.errors import DataError
 from fedclade_papers import EXPERIMENTS
 from fedclade_papers import docs as module
+from fedclade_papers.command import changes
 from fedclade_papers.docs import detail_pages, page_of, read_results, write_page
 from fedclade_papers.result import measure
 from tests.papers.examples import TINY

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fedclade.cli.reproduce import changes
 
 from fedclade.core.errors import DataError, RunError
 from fedclade_papers import Claim, Outcome, Row
+from fedclade_papers.command import changes
 from fedclade_papers.markdown import departures, difference, figure, ours, row_table, setting, to_csv, to_markdown
 from fedclade_papers.outcome import within_printed
 from fedclade_papers.result import Result, measure

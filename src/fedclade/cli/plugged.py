@@ -27,7 +27,7 @@ class PluggedGroup(TyperGroup):
         self._own = frozenset(self.commands)
         for name, package in DISTRIBUTIONS.items():
             missing = MissingExtraError(package, None, f"fedclade {name}")
-            self.commands[name] = _failing_command(name, missing, hidden=True)
+            self.commands.setdefault(name, _failing_command(name, missing, hidden=True))
         for name in sorted(installed("commands")):
             if name not in self._own:
                 self.commands[name] = click.Command(name)  # only its name counts, see get_command

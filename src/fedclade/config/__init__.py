@@ -1,6 +1,6 @@
 """From TOML to settings that are checked all at once: configs, overrides, scenarios, and batches of them.
 
-The command line, the network and the papers import it; it imports the rooms whose settings it checks.
+The command line and the network import it; it imports the rooms whose settings it checks.
 """
 
 from fedclade.config.batch import Batch, check_labels, run_name

@@ -1,6 +1,6 @@
 """Data: sources, partitions and shifts, and the federation that they make.
 
-Runs, the network, configs and the papers import it; it imports :mod:`fedclade.core` alone.
+Runs, the network and configs import it; it imports :mod:`fedclade.core` alone.
 """
 
 from fedclade.data.agreement import Agreement, Encoding, Proposal, agree, encode_by

@@ -1,7 +1,7 @@
 """What a run and a comparison look like: tables for the terminal, Markdown, CSV and JSON, and figures.
 
 Nothing here needs matplotlib until a figure is drawn. The page, a subpackage of its own, needs jinja2 and plotly. The
-command line, the network and the papers import it; it imports runs, and the rooms below.
+command line and the network import it; it imports runs, and the rooms below.
 """
 
 from fedclade.report import style

@@ -1,0 +1,10 @@
+"""``python -m fedclade_papers NAME`` is ``fedclade reproduce NAME``, also where the package is not installed."""
+
+import sys
+
+from fedclade.cli import app, main
+from fedclade_papers.command import reproduce
+
+app.command()(reproduce)
+sys.argv.insert(1, "reproduce")
+main()
