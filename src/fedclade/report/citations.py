@@ -75,7 +75,8 @@ def cite_name(name: str) -> str:
 
 
 def _of_others(name: str) -> str:
-    added = {name: point for kind in KINDS for name, point in installed(kind).items()}
+    kinds = [kind for kind in KINDS if kind != "commands"]  # which no result depends on
+    added = {name: point for kind in kinds for name, point in installed(kind).items()}
     if name not in added and ":" not in name:
         raise ConfigError(unknown("name to cite", name, {*CITED, *added}))
     found = loaded(added[name], "what to cite,") if name in added else imported(name, "what to cite,")
