@@ -30,8 +30,8 @@ INTRODUCTION = """\
 # The papers' tables and figures, measured again
 
 A line for each experiment; its page has the paper's figures beside ours, and the picture. These pages are made from
-`results/`; `fedclade reproduce NAME` measures one again and prints the same, and `--list` lists
-them all. Read also [what was found, in sentences](reproduce/sentences.md), and
+`results/`; `fedclade reproduce NAME`, of the package `fedclade-papers`, measures one again and prints the same, and
+`--list` lists them all. Read also [what was found, in sentences](reproduce/sentences.md), and
 [what we could not confirm](reproduce/unconfirmed.md), with why.
 
 A row is *reached* within what does not count as a difference, *exceeded* or *short* where one side is better, and
