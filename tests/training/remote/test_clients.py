@@ -13,9 +13,11 @@ import torch
 from torch import nn
 
 from fedclade import ConfigError, EngineError, LocalTraining, ModelError, Updates
+from fedclade.algorithms import DescriptorQuery, SubspaceQuery
 from fedclade.channel import CountSketch, Meter, Streaming, Traffic
 from fedclade.channel.compose import client_side, received
-from fedclade.core import OWN, Layout, Mixture, Round, StatisticsQuery
+from fedclade.core import OWN, Layout, Mixture, Round
+from fedclade.data import StatisticsQuery
 from fedclade.tasks import Task
 from fedclade.training import SimulatedClients
 from fedclade.training.remote import Actors, RayClients, Setup, here, taken_by
@@ -156,9 +158,9 @@ def test_all_queries_are_replied_to_in_the_order_asked(count):
     assert scores.ids == expected.ids
     torch.testing.assert_close(scores.scores, expected.scores)
     torch.testing.assert_close(scores.losses, expected.losses)
-    torch.testing.assert_close(clients.subspaces(ids, 2, True), plain.subspaces(ids, 2, True))
+    torch.testing.assert_close(clients.ask(SubspaceQuery(ids, 2, True)), plain.ask(SubspaceQuery(ids, 2, True)))
     model = models(plain)[0]
-    torch.testing.assert_close(clients.descriptors(ids, model, 1), plain.descriptors(ids, model, 1))
+    torch.testing.assert_close(clients.ask(DescriptorQuery(ids, model, 1)), plain.ask(DescriptorQuery(ids, model, 1)))
     query = StatisticsQuery(ids, labels=LABELS)
     assert torch.equal(clients.ask(query).labels, plain.ask(query).labels)
 
