@@ -173,7 +173,10 @@ def test_it_evaluates_all_models_that_it_is_sent():
 @pytest.mark.parametrize(
     ("question", "why"),
     [
-        ({"what": "steal"}, "asked for 'steal', which is none of hello, initial, train, gradients, evaluate, choose"),
+        (
+            {"what": "steal"},
+            "forbids the question 'steal', which it does not know, as it is none of hello, initial, train, gradients, ",
+        ),
         ({"layout": "0" * 32}, "asked about a model of structure 0{32}, and has one of structure [0-9a-f]{32}"),
         ({"what": "initial", "models": 1}, "asked for initial models, which only clients with a secret draw"),
         ({"round": "2"}, "'round' should be of type int, got '2'"),

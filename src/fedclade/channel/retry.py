@@ -97,9 +97,9 @@ class Absence(Middleware):
 
         Other replies are those of all clients.
         """
-        if not isinstance(query, RowQuery):
-            return ask(query)
-        return cast("R", self._rows(query, ask))
+        if isinstance(query, RowQuery):
+            return cast("R", self._rows(query, ask))
+        return ask(query)
 
     def _rows(self, query: RowQuery, ask: Ask) -> Tensor:
         if not (away := self._left_out(query.ids)):
@@ -274,9 +274,9 @@ class Retrying(Middleware):
 
     def data(self, query: DataQuery[R], ask: Ask) -> R:
         """Return a reply; clients whose row of numbers does not come are queried again."""
-        if not isinstance(query, RowQuery) or query.zeros_are_a_reply:
-            return ask(query)
-        return cast("R", self._rows(query, ask))
+        if isinstance(query, RowQuery) and not query.zeros_are_a_reply:
+            return cast("R", self._rows(query, ask))
+        return ask(query)
 
     def _rows(self, query: RowQuery, ask: Ask) -> Tensor:
         rows = ask(query)

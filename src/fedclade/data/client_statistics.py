@@ -106,9 +106,7 @@ def bounded(replies: Sequence[Statistics], largest_weight: float) -> list[Statis
     if len(replies) < 3:
         return list(replies)
     most = largest_weight * median_low([found.count for found in replies])
-    replies = [
-        found.with_count(math.floor(most)) if found.count > most else found for found in replies
-    ]
+    replies = [found.with_count(math.floor(most)) if found.count > most else found for found in replies]
     means = torch.stack([found.means for found in replies])
     stds = torch.stack([(found.squares / found.count).sqrt() for found in replies])
     if not means.numel():
@@ -190,9 +188,7 @@ def _of_client(federation: Federation, data: ClientData, query: StatisticsQuery)
     return found
 
 
-def _counted_in_table(
-    federation: Federation, table: ClientTable, query: StatisticsQuery
-) -> Statistics:
+def _counted_in_table(federation: Federation, table: ClientTable, query: StatisticsQuery) -> Statistics:
     """Return how many training examples, and of which labels, clients in a table have."""
     places = table.positions.of(query.ids)
     count = int(table.train.counts[places].sum())

@@ -46,6 +46,7 @@ from fedclade.core import (
     EvaluationQuery,
     FedcladeError,
     Layout,
+    PolicyError,
     RowQuery,
     Split,
     UpdateError,
@@ -386,7 +387,10 @@ class ClientHandler:
         }
         kind = content.get("what", str)
         if kind not in KINDS:
-            raise UpdateError(f"asked for {shown(kind)}, which is none of {', '.join(KINDS)}")
+            raise PolicyError(
+                f"{FORBIDS} the question {shown(kind)}, which it does not know; if it is that of a method of your "
+                f"own, pass its class to client_app(queries=[...]); it knows {', '.join(KINDS)}"
+            )
         entry = KINDS[kind]
         mine = wire.layout_digest(self._layout)
         if kind != "hello" and (theirs := content.get("layout", str)) != mine:

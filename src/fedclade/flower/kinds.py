@@ -60,8 +60,9 @@ class Kind:
     @property
     def row_query(self) -> type[RowQuery] | None:
         """Class of its query, if the reply is one row of numbers."""
-        is_row = self.query is not None and issubclass(self.query, RowQuery)
-        return self.query if is_row else None
+        if self.query is not None and issubclass(self.query, RowQuery):
+            return self.query
+        return None
 
 
 def kind_of_rows(query: type[RowQuery]) -> Kind:
@@ -154,12 +155,13 @@ def load_installed(names: Iterable[str]) -> None:
         if name in KINDS or name not in points:
             continue
         query = loaded(points[name], "query")
-        register_query(query)
-        if query.kind != name:
+        kind = getattr(query, "kind", name)
+        if kind != name:
             raise ConfigError(
-                f"entry point {name!r} of fedclade.queries names a query of kind {query.kind!r}; "
-                "give it the name of the kind"
+                f"entry point {name!r} of fedclade.queries names a query of kind {kind!r}; give it "
+                "the name of the kind"
             )
+        register_query(query)
 
 
 def allowable() -> tuple[str, ...]:

@@ -7,7 +7,7 @@ comes back as a value, and any other as a vector. A reply to a query of a round 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,10 +50,11 @@ def read_query(kind: type[RowQuery], client: int, content: Content, read_model: 
         If the message cannot be read, or its values are not possible.
     """
     types = field_types(kind)
-    plain: Mapping[str, Any] = {name: content.get(name, of) for name, of in types.plain.items()}
-    models = {name: read_model(name) for name in types.models}
+    fields: dict[str, Any] = {name: content.get(name, of) for name, of in types.plain.items()}
+    for name in types.models:
+        fields[name] = read_model(name)
     try:
-        return kind(ids=[client], **plain, **models)
+        return kind(ids=[client], **fields)
     except ConfigError as error:
         raise UpdateError(f"asked for {kind.kind} that are not possible: {error}") from error
 

@@ -37,7 +37,7 @@ class SimulatedData(LocalClients):
 
     def data(self, client: int) -> LocalData:
         """Return the data of a client."""
-        return _OneClient(client, self._held, self._whole, self._module)
+        return _OneClient(client, self.spec, self._held, whole=self._whole, module=self._module)
 
     def store(self, client: int, query: DataQuery[Any]) -> LocalStore:
         """Return what a client stores for a query."""
@@ -45,8 +45,11 @@ class SimulatedData(LocalClients):
 
 
 class _OneClient(LocalData):
-    def __init__(self, client: int, held: Held, whole: WholeModels, module: nn.Module) -> None:
+    def __init__(
+        self, client: int, spec: DataSpec, held: Held, *, whole: WholeModels, module: nn.Module
+    ) -> None:
         self._id = client
+        self._spec = spec
         self._held = held
         self._whole = whole
         self._module = module
@@ -56,7 +59,7 @@ class _OneClient(LocalData):
 
     @property
     def spec(self) -> DataSpec:
-        return self._pool.schema
+        return self._spec
 
     @property
     def targets(self) -> Tensor:

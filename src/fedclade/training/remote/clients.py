@@ -64,7 +64,7 @@ def together(query: Query[Any], replies: Sequence[tuple[Sequence[int], Any]]) ->
     if isinstance(query, EvaluationQuery):
         return _evaluation(replies)
     assert isinstance(query, DataQuery)  # as all others that the clients of this process know
-    return cast("DataQuery[Any]", query).merge(replies)
+    return query.merge(replies)
 
 
 def _evaluation(replies: Sequence[tuple[Sequence[int], Evaluation]]) -> Evaluation:
