@@ -222,7 +222,7 @@ def test_a_kind_of_an_installed_package_is_loaded_if_a_policy_allows_it():
 
 @pytest.mark.usefixtures("installed")
 def test_an_entry_point_has_the_name_of_its_kind():
-    with pytest.raises(ConfigError, match=r"entry point 'misnamed' of fedclade\.queries names a query of kind 'fields'"):
+    with pytest.raises(ConfigError, match=r"entry point 'misnamed' of fedclade\.queries names .* 'fields'"):
         Policy(allow=("misnamed",))
 
 

@@ -158,8 +158,7 @@ def load_installed(names: Iterable[str]) -> None:
         kind = getattr(query, "kind", name)
         if kind != name:
             raise ConfigError(
-                f"entry point {name!r} of fedclade.queries names a query of kind {kind!r}; give it "
-                "the name of the kind"
+                f"entry point {name!r} of fedclade.queries names a query of kind {kind!r}; give it the name of the kind"
             )
         register_query(query)
 

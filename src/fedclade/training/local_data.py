@@ -45,9 +45,7 @@ class SimulatedData(LocalClients):
 
 
 class _OneClient(LocalData):
-    def __init__(
-        self, client: int, spec: DataSpec, held: Held, *, whole: WholeModels, module: nn.Module
-    ) -> None:
+    def __init__(self, client: int, spec: DataSpec, held: Held, *, whole: WholeModels, module: nn.Module) -> None:
         self._id = client
         self._spec = spec
         self._held = held

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fedclade import ConfigError, EngineError, LocalTraining, ModelError, Updates
-from fedclade.algorithms import DescriptorQuery, SubspaceQuery
+from fedclade.algorithms import DescriptorQuery, ShiftQuery, SubspaceQuery
 from fedclade.channel import CountSketch, Meter, Streaming, Traffic
 from fedclade.channel.compose import client_side, received
 from fedclade.core import OWN, Layout, Mixture, Round
@@ -163,6 +163,17 @@ def test_all_queries_are_replied_to_in_the_order_asked(count):
     torch.testing.assert_close(clients.ask(DescriptorQuery(ids, model, 1)), plain.ask(DescriptorQuery(ids, model, 1)))
     query = StatisticsQuery(ids, labels=LABELS)
     assert torch.equal(clients.ask(query).labels, plain.ask(query).labels)
+
+
+def test_what_clients_store_for_a_query_is_kept_as_in_one_process():
+    clients, plain = on_actors(3)[0], in_process()
+    for number in (1, 2):
+        query = ShiftQuery([5, 0, 3], number, 0.2, by_label=True)
+        assert torch.equal(clients.ask(query), plain.ask(query))
+    assert {key: tensor.tolist() for key, tensor in clients.store.tensors().items()} == {
+        key: tensor.tolist() for key, tensor in plain.store.tensors().items()
+    }
+    assert set(clients.store.latest(5)) == {"labels"}
 
 
 def test_a_mixture_is_trained_and_evaluated_as_in_one_process():
