@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedclade import ConfigError, DataSpec, LocalData, LocalStore, RowQuery, UpdateError
 from fedclade.algorithms import DescriptorQuery, FedAvg, ShiftQuery, SubspaceQuery
-from fedclade.core import DataQuery, plugins
+from fedclade.core import DataQuery, PolicyError, plugins
 from fedclade.flower import kinds
 from fedclade.flower.kinds import KINDS, allowable, check_travels, register_query
 from fedclade.flower.policy import Policy
@@ -231,14 +231,14 @@ def test_a_reply_reads_the_clients_own_model_and_counts_in_its_policy(tmp_path: 
     client = handler_of(policy=Policy(allow=("fields",), max_releases=1), folder=tmp_path)
     fields = {"round": 1, "share": 0.5, "word": "", "is_single": True}
     assert ask(client, "fields", **fields).values["fields"] == 0.0
-    with pytest.raises(UpdateError, match="forbids 2 updates in all, at most 1"):
+    with pytest.raises(PolicyError, match="forbids 2 updates in all, at most 1"):
         ask(client, "fields", **fields)
 
 
 def test_a_client_with_few_examples_refuses_rows_that_need_many(tmp_path: Any):
     register_query(Fields)
     client = handler_of(policy=Policy(allow=("fields",), min_part=30))
-    with pytest.raises(UpdateError, match="forbids fields of 24 training examples, of which there must be at least 30"):
+    with pytest.raises(PolicyError, match="forbids fields of 24 training examples, of which there must be at least 30"):
         ask(client, "fields", round=1, share=0.5, word="", is_single=True)
 
 

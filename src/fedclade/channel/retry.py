@@ -274,8 +274,9 @@ class Retrying(Middleware):
 
     def data(self, query: DataQuery[R], ask: Ask) -> R:
         """Return a reply; clients whose row of numbers does not come are queried again."""
-        if isinstance(query, RowQuery) and not query.zeros_are_a_reply:
-            return cast("R", self._rows(query, ask))
+        shows_silence = isinstance(query, RowQuery) and not query.zeros_are_a_reply
+        if shows_silence:
+            return cast("R", self._rows(cast("RowQuery", query), ask))
         return ask(query)
 
     def _rows(self, query: RowQuery, ask: Ask) -> Tensor:

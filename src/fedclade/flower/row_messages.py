@@ -96,7 +96,7 @@ def _read_number(content: Content, name: str, dtype: torch.dtype) -> Tensor:
     value = content.get(name, kind)
     try:
         return torch.tensor(value, dtype=dtype)
-    except (OverflowError, RuntimeError) as error:
+    except (OverflowError, RuntimeError, ValueError) as error:
         raise UpdateError(f"{name} {shown(value)} is no number of type {dtype}") from error
 
 
