@@ -7,7 +7,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -274,8 +274,7 @@ class Retrying(Middleware):
 
     def data(self, query: DataQuery[R], ask: Ask) -> R:
         """Return a reply; clients whose row of numbers does not come are queried again."""
-        shows_silence = isinstance(query, RowQuery) and not query.zeros_are_a_reply
-        if shows_silence:
+        if _shows_silence(query):
             return cast("R", self._rows(cast("RowQuery", query), ask))
         return ask(query)
 
@@ -351,6 +350,11 @@ def _may_reply(why: str) -> bool:
 
 def _left_out(query: str, why: Mapping[int, str]) -> LeftOut:
     return LeftOut(0, query, {client: why[client] for client in sorted(why)})
+
+
+def _shows_silence(query: DataQuery[Any]) -> bool:
+    """Return whether the reply to a query shows which clients did not reply."""
+    return isinstance(query, RowQuery) and not query.zeros_are_a_reply
 
 
 def _silent(rows: Tensor) -> list[int]:
