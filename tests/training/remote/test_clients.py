@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import runpy
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -29,6 +31,7 @@ from tests.tiny import FEATURES, LABELS, federation_of, perceptron
 
 cloudpickle = pytest.importorskip("ray.cloudpickle")
 
+EXAMPLE = Path(__file__).parents[3] / "examples" / "own_query_method.py"
 TRUTH, SIZES = [0, 1, 2, 0, 1, 2, 0], [24, 40, 9, 33, 24, 24, 11]
 FEDERATION = federation_of(TRUTH, SIZES)
 SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.1)
@@ -174,6 +177,13 @@ def test_what_clients_store_for_a_query_is_kept_as_in_one_process():
         key: tensor.tolist() for key, tensor in plain.store.tensors().items()
     }
     assert set(clients.store.latest(5)) == {"labels"}
+
+
+def test_a_query_of_a_users_own_file_travels_to_the_actors():
+    """Its class is in no module that an actor could import, so it travels itself."""
+    own = runpy.run_path(str(EXAMPLE), run_name="example")["LabelHistogramQuery"]
+    query = own([5, 0, 3, 1])
+    assert torch.equal(on_actors(3)[0].ask(query), in_process().ask(query))
 
 
 def test_a_mixture_is_trained_and_evaluated_as_in_one_process():
