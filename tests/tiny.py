@@ -19,10 +19,10 @@ from fedclade.core import (
     Evaluation,
     EvaluationQuery,
     Event,
-    Handlers,
     Query,
     R,
     Round,
+    RowQuery,
     Split,
     TaskKind,
     UpdateQuery,
@@ -122,20 +122,13 @@ class Fake(Clients):
     sizes: Mapping[int, int] = {}
 
     def ask(self, query: Query[R], /) -> R:
-        return query.handled(
-            Handlers(
-                lambda q: (
-                    self.train(q.ids, q.models, q.assignment, q.round, q.anchors, **only_asked(q))
-                    if q.kind == "train"
-                    else self.gradients(q.ids, q.models, q.assignment, q.round)
-                ),
-                lambda q: self.evaluate(q.ids, q.models, q.assignment, q.split, **only_asked(q)),
-                lambda q: self.subspaces(q.ids, q.n_vectors, q.per_label),
-                lambda q: self.clients.ask(q),
-                lambda q: self.clients.ask(q),
-                lambda q: self.clients.ask(q),
-            )
-        )
+        if isinstance(query, EvaluationQuery):
+            return self.evaluate(query.ids, query.models, query.assignment, query.split, **only_asked(query))
+        if not isinstance(query, UpdateQuery):
+            return self.data(query)
+        if query.kind == "gradients":
+            return self.gradients(query.ids, query.models, query.assignment, query.round)
+        return self.train(query.ids, query.models, query.assignment, query.round, query.anchors, **only_asked(query))
 
     def train(self, *args, **kwargs) -> Updates:
         return self.clients.train(*args, **kwargs)
@@ -146,8 +139,8 @@ class Fake(Clients):
     def evaluate(self, *args, **kwargs) -> Evaluation:
         return self.clients.evaluate(*args, **kwargs)
 
-    def subspaces(self, *args) -> Tensor:
-        return self.clients.subspaces(*args)
+    def data(self, query: Query[R]) -> R:
+        return self.clients.ask(query)
 
 
 def only_asked(query: UpdateQuery | EvaluationQuery) -> dict[str, Any]:
@@ -236,9 +229,10 @@ class SpyClients(Fake):
         self._note("evaluate", ids, models, assignment, 0, split)
         return self.clients.evaluate(ids, models, assignment, split, **more)
 
-    def subspaces(self, ids: Sequence[int], n_vectors: int, per_label: bool) -> Tensor:
-        self.calls.append(Asked("subspaces", tuple(ids), {}, 0))
-        return self.clients.subspaces(ids, n_vectors, per_label)
+    def data(self, query: Query[R]) -> R:
+        if isinstance(query, RowQuery):
+            self.calls.append(Asked(query.kind, tuple(query.ids), {}, 0))
+        return self.clients.ask(query)
 
     def asked(self, what: str, number: int) -> list[Asked]:
         return [call for call in self.calls if call.what == what and call.number == number]

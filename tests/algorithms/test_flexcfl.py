@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from fedclade import ConfigError, FedGroup, FlexCFL, LocalTraining
+from fedclade.algorithms import ShiftQuery
 from fedclade.algorithms.cluster_update import ClusterUpdate
-from fedclade.core import Clients, ParameterTree, Round, ShiftQuery, Updates, inter_group
-from fedclade.training.clients import have_shifted
+from fedclade.core import Clients, ParameterTree, Round, Updates, inter_group
 from tests.reference.fedavg import as_numpy
 from tests.reference.flexcfl import flex_cfl
 from tests.tiny import LABELS, VIEWS, federation_of, linear, play, simulated
@@ -76,11 +76,11 @@ def test_equals_the_authors_steps_round_by_round(seed, fraction, eta_g):
 
 def test_labels_that_trade_places_are_seen_by_label_alone():
     was, now = torch.tensor([30, 10, 0, 0]), torch.tensor([0, 10, 30, 0])
-    seen = {by_label: have_shifted(was, now, ShiftQuery([0], 2, 0.2, by_label)) for by_label in (False, True)}
+    seen = {by_label: ShiftQuery([0], 2, 0.2, by_label).have_shifted(was, now) for by_label in (False, True)}
     assert seen == {False: False, True: True}
     few = torch.tensor([26, 14, 0, 0])  # 8 of 40 are a share of 0.2, which is not above it
-    assert not have_shifted(was, few, ShiftQuery([0], 2, 0.2, True))
-    assert have_shifted(was, few, ShiftQuery([0], 2, 0.19, True))
+    assert not ShiftQuery([0], 2, 0.2, True).have_shifted(was, few)
+    assert ShiftQuery([0], 2, 0.19, True).have_shifted(was, few)
 
 
 def test_clients_whose_labels_permute_migrate_to_the_group_of_their_new_concept():

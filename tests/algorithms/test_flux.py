@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedclade import FLUX, Adversary, ConfigError, LocalTraining, simulate
-from fedclade.clustering import without_labels
+from fedclade.algorithms import DescriptorQuery, without_labels
 from fedclade.clustering.descriptors import DescriptorSpace, apart, epsilon_by_knee, knee
 from fedclade.core import Round, UpdateError
 from tests.reference.fedavg import as_numpy
@@ -123,7 +123,7 @@ def test_newcomers_are_assigned_without_labels_to_the_nearest_mean():
     algorithm, clients, state, _ = ran(2, {})
     ids = sorted(clients.ids)
     found = algorithm.assign(state.tree, ids, clients, ROUND)
-    rows = clients.descriptors(ids, state.tree.nodes[0].params, 1, LABELS, per_label=False)
+    rows = clients.ask(DescriptorQuery(ids, state.tree.nodes[0].params, 1, LABELS, per_label=False))
     assert rows.shape == (8, 4, LABELS)
     whole = torch.cat([leaf.cached for leaf in state.tree.leaves]).view(8, -1, LABELS)
     space = DescriptorSpace.of(whole)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedclade import PACFL, Adversary, ConfigError, FedAvg, LocalTraining, Oracle, load_federation, simulate
+from fedclade.algorithms import SubspaceQuery
 from fedclade.clustering.similarity import angles, nearest_vectors
 from fedclade.data.federation import ClientData, Federation, Pool
 from fedclade.report.curves import Merges, clustering_step, dendrogram_picture
@@ -90,7 +91,7 @@ def test_each_distance_equals_its_literal_twin(options):
     world = federation("labels")
     clients, _ = simulated(world, torch.nn.Linear(D, LABELS))
     method = PACFL(vectors=P, **options)
-    found = method._distances(clients.subspaces(world.ids, P, method.per_label))
+    found = method._distances(clients.ask(SubspaceQuery(world.ids, P, method.per_label)))
     np.testing.assert_allclose(found, distances_by_hand(world, **options), atol=1e-2)
     np.testing.assert_allclose(found, found.T, atol=1e-9)
 
@@ -260,7 +261,7 @@ def test_clients_with_few_examples_of_a_label_are_compared_by_what_they_have():
 def test_the_meter_counts_the_vectors():
     world = federation("labels")
     metered = Metered(simulated(world, torch.nn.Linear(D, LABELS))[0])
-    metered.subspaces(world.ids, P, per_label=True)
+    metered.ask(SubspaceQuery(world.ids, P, per_label=True))
     assert metered.meter.readings()["bytes_up"] == 8 * LABELS * D * P * 4
     assert metered.meter.readings()["bytes_down"] == 0
     assert metered.meter.readings()["seconds_train"] > 0
@@ -309,10 +310,10 @@ class Shy(Around):
         self.times, self.asked = dict(times), []
         self.train, self.evaluate = clients.train, clients.evaluate
 
-    def subspaces(self, ids, n_vectors, per_label):
-        self.asked.append(tuple(ids))
-        vectors = super().subspaces(ids, n_vectors, per_label)
-        for place, client in enumerate(ids):
+    def data(self, query):
+        self.asked.append(tuple(query.ids))
+        vectors = super().data(query)
+        for place, client in enumerate(query.ids):
             self.times[client] = self.times.get(client, 0) - 1
             vectors[place] *= self.times[client] < 0
         return vectors

@@ -3,6 +3,7 @@ from __future__ import annotations
 import torch
 
 from fedclade import LocalTraining
+from fedclade.algorithms import DescriptorQuery, ShiftQuery, SubspaceQuery
 from fedclade.channel import AWAY, Absence, Retrying
 from fedclade.channel.middleware import Channel
 from fedclade.core.queries import Round
@@ -12,9 +13,10 @@ ROUND = Round(1, LocalTraining(), require_all=True)
 
 
 def spied(away: set[int]) -> tuple[SpyClients, Channel, Retrying]:
-    workers, _ = simulated(federation_of([0, 0, 1, 1]), linear())
+    federation = federation_of([0, 0, 1, 1])
+    workers, _ = simulated(federation, linear())
     spy = SpyClients(workers)
-    absence = Absence(28)
+    absence = Absence(28, federation.pool.schema)
     absence.away = frozenset(away)
     return spy, Channel(spy, absence, retrying := Retrying()), retrying
 
@@ -32,10 +34,10 @@ def test_nobody_there_is_an_answer_of_nobody():
     spy, clients, _ = spied({0, 1})
     assert clients.gradients([0, 1], torch.zeros(1, 28), [0, 0], ROUND).ids == ()
     assert clients.evaluate([0, 1], torch.zeros(1, 28), [0, 0], "train").ids == ()
+    assert not clients.ask(SubspaceQuery([0, 1], 2, per_label=False)).any()
+    assert clients.ask(ShiftQuery([0, 1], 1, 0.2, by_label=False)).tolist() == [False, False]
+    assert not clients.ask(DescriptorQuery([0, 1], torch.zeros(28), 1)).any()
     assert not spy.calls
-    assert not clients.subspaces([0, 1], 2, per_label=False).any()
-    assert clients.shifts([0, 1], 1, 0.2, by_label=False).tolist() == [False, False]
-    assert not clients.descriptors([0, 1], torch.zeros(28), 1).any()
 
 
 def test_test_data_are_evaluated_for_all_and_training_data_for_those_that_are_there():
@@ -47,15 +49,15 @@ def test_test_data_are_evaluated_for_all_and_training_data_for_those_that_are_th
 
 def test_subspaces_of_those_that_are_away_are_zeros():
     _, clients, _ = spied({0})
-    whole = spied(set())[1].subspaces([0, 1], 2, per_label=False)
-    found = clients.subspaces([0, 1], 2, per_label=False)
+    whole = spied(set())[1].ask(SubspaceQuery([0, 1], 2, per_label=False))
+    found = clients.ask(SubspaceQuery([0, 1], 2, per_label=False))
     assert not found[0].any()
     assert torch.equal(found[1], whole[1])
 
 
 def test_descriptors_of_those_that_are_away_are_zeros():
     _, clients, _ = spied({0})
-    whole = spied(set())[1].descriptors([0, 1], torch.zeros(28), 1)
-    found = clients.descriptors([0, 1], torch.zeros(28), 1)
+    whole = spied(set())[1].ask(DescriptorQuery([0, 1], torch.zeros(28), 1))
+    found = clients.ask(DescriptorQuery([0, 1], torch.zeros(28), 1))
     assert not found[0].any()
     assert torch.equal(found[1], whole[1])

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedclade import CFL, Adversary, Aggregation, ConfigError, FedAvg, LocalTraining, Oracle, simulate
+from fedclade.algorithms import DescriptorQuery, ShiftQuery, SubspaceQuery
 from fedclade.channel import (
     Answering,
     CentralPrivacy,
@@ -164,9 +165,9 @@ def test_what_is_not_covered_is_refused():
     clients, _ = central()
     for call in (
         lambda: clients.evaluate([0], torch.zeros(1, S), [0], "train"),
-        lambda: clients.subspaces([0], 1, False),
-        lambda: clients.descriptors([0], torch.zeros(1, S), 1),
-        lambda: clients.shifts([0], 1, 0.1, True),
+        lambda: clients.ask(SubspaceQuery([0], 1, False)),
+        lambda: clients.ask(DescriptorQuery([0], torch.zeros(1, S), 1)),
+        lambda: clients.ask(ShiftQuery([0], 1, 0.1, True)),
     ):
         with pytest.raises(ConfigError, match="clients with differential privacy do not tell"):
             call()

@@ -27,6 +27,7 @@ from fedclade import (
     federation,
     simulate,
 )
+from fedclade.algorithms import DescriptorQuery, ShiftQuery, SubspaceQuery
 from fedclade.channel.accounting import Budget
 from fedclade.channel.example_privacy import (
     PrivateExamples,
@@ -39,8 +40,9 @@ from fedclade.channel.example_privacy import (
 from fedclade.channel.middleware import Channel
 from fedclade.channel.signature import Replicating
 from fedclade.config import check_config
-from fedclade.core import Mixture, MoreauEnvelope, StatisticsQuery
+from fedclade.core import Mixture, MoreauEnvelope
 from fedclade.core.queries import Round, UpdateQuery
+from fedclade.data import StatisticsQuery
 from fedclade.report.tables import facts
 from fedclade.runs import check_inputs_apart
 from fedclade.training.jobs import Draws
@@ -171,11 +173,11 @@ def test_what_has_no_noise_is_refused_and_scores_are_not():
     with pytest.raises(ConfigError, match="do not tell training losses"):
         behind.evaluate(*everybody, "train")
     with pytest.raises(ConfigError, match="do not tell subspaces of their data"):
-        behind.subspaces([0, 1], 2, False)
+        behind.ask(SubspaceQuery([0, 1], 2, False))
     with pytest.raises(ConfigError, match="do not tell descriptors of their data"):
-        behind.descriptors([0, 1], torch.zeros(1), 1)
+        behind.ask(DescriptorQuery([0, 1], torch.zeros(1), 1))
     with pytest.raises(ConfigError, match="do not tell shifts of their data"):
-        behind.shifts([0, 1], 1, 0.2, False)
+        behind.ask(ShiftQuery([0, 1], 1, 0.2, False))
     with pytest.raises(ConfigError, match="do not tell sums of their data"):
         behind.ask(StatisticsQuery([0, 1]))
 

@@ -28,13 +28,14 @@ from fedclade import (
     assign,
     simulate,
 )
+from fedclade.algorithms import DescriptorQuery, ShiftQuery, SubspaceQuery
 from fedclade.channel import CentralPrivacy, client_side, privatizing
 from fedclade.channel.accounting import Budget, Ledger, epsilon_of
 from fedclade.channel.middleware import Channel, Middleware
 from fedclade.channel.privacy import DifferentialPrivacy, Privatizing, booked, keyed_noise, system_noise
 from fedclade.channel.retry import Faults
 from fedclade.core.errors import PrivacyError
-from fedclade.core.queries import Handlers, Query, Round
+from fedclade.core.queries import Query, Round
 from fedclade.tasks import Task
 from tests.tiny import FEATURES, LABELS, Fake, ScriptedClients, federation_of, linear, perceptron, renamed, simulated
 
@@ -212,11 +213,11 @@ def test_training_losses_are_refused_and_other_scores_are_not():
     with pytest.raises(ConfigError, match="clients with differential privacy do not tell training losses"):
         behind.evaluate([0, 1], params[None], [0, 0], "train")
     with pytest.raises(ConfigError, match="do not tell subspaces of their data"):
-        behind.subspaces([0, 1], 2, False)
+        behind.ask(SubspaceQuery([0, 1], 2, False))
     with pytest.raises(ConfigError, match="do not tell shifts of their data"):
-        behind.shifts([0, 1], 1, 0.2, False)
+        behind.ask(ShiftQuery([0, 1], 1, 0.2, False))
     with pytest.raises(ConfigError, match="do not tell descriptors of their data"):
-        behind.descriptors([0, 1], params, 1)
+        behind.ask(DescriptorQuery([0, 1], params, 1))
 
 
 # A real client
@@ -349,10 +350,7 @@ def test_columns_scaled_by_the_sums_of_all_clients_are_refused_as_they_are_over_
 
 @dataclass(frozen=True, eq=False)
 class LongestInput(Query[Tensor]):
-    """A kind of query that a package could add: how long each client's longest input is."""
-
-    def handled(self, handlers: Handlers) -> Tensor:
-        return handlers.other(self)
+    """A class of queries that a package could add: how long each client's longest input is."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedclade import LocalTraining, UpdateError
+from fedclade.algorithms import SubspaceQuery
 from fedclade.core import REJECTED_SUM, LeftOut, Released, Retried, SumRejected
 from fedclade.core.queries import Round
 from fedclade.core.updates import DROPPED_OUT
@@ -156,10 +157,10 @@ def test_a_round_in_which_nobody_is_asked_is_none_of_its_business():
 class Shy(ScriptedClients):
     """Clients whose subspaces are their ids, and come the second or the third time that they are asked."""
 
-    def subspaces(self, ids, n_vectors, per_label):
-        self.asked = [*getattr(self, "asked", []), tuple(ids)]
-        there = [client + 2 < 4 + 2 * len(self.asked) for client in ids]
-        return torch.tensor(ids)[:, None, None, None] * torch.tensor(there)[:, None, None, None]
+    def data(self, query):
+        self.asked = [*getattr(self, "asked", []), tuple(query.ids)]
+        there = [client + 2 < 4 + 2 * len(self.asked) for client in query.ids]
+        return torch.tensor(query.ids)[:, None, None, None] * torch.tensor(there)[:, None, None, None]
 
 
 @pytest.mark.parametrize(("last", "events"), [(7, 0), (9, 1)])
@@ -167,7 +168,7 @@ def test_who_sends_no_subspaces_is_asked_again_and_then_left_out(last, events):
     """2 comes at once, 5 the second time, 7 the third, and 9 would come the fourth time."""
     clients = Shy({2: (0.0,), 5: (0.0,), last: (0.0,)})
     attended = Attended(clients)
-    vectors = attended.subspaces((5, last, 2), 1, False)
+    vectors = attended.ask(SubspaceQuery((5, last, 2), 1, False))
     assert clients.asked == [(5, last, 2), (5, last), (last,)]
     assert vectors.flatten().tolist() == [5, 0 if events else last, 2]
     told = LeftOut(0, "subspaces", {9: DROPPED_OUT})

@@ -8,21 +8,12 @@ import pytest
 import torch
 
 from fedclade import Adversary, ConfigError, LocalTraining
+from fedclade.algorithms import DescriptorQuery, ShiftQuery, SubspaceQuery
 from fedclade.channel import Channel, CountSketch, Lying, Replicating, Unpacking
 from fedclade.channel.adversary import LIES
 from fedclade.channel.compose import client_side
-from fedclade.core import (
-    Clients,
-    DescriptorQuery,
-    EvaluationQuery,
-    Query,
-    Round,
-    ShiftQuery,
-    StatisticsQuery,
-    SubspaceQuery,
-    UpdateQuery,
-)
-from fedclade.data import LabelFlip, poisoned
+from fedclade.core import Clients, EvaluationQuery, Query, Round, UpdateQuery
+from fedclade.data import LabelFlip, StatisticsQuery, poisoned
 from tests.tiny import federation_of, perceptron, simulated
 
 N, ADVERSARIES, HONEST = 6, [1, 4], [0, 2, 3, 5]

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fedclade import LocalTraining
+from fedclade.algorithms import SubspaceQuery
 from fedclade.core.queries import Round
 from tests.tiny import Metered, ScriptedClients
 
@@ -63,7 +64,7 @@ def test_subspaces_are_counted_of_those_who_sent_them():
     clients = ScriptedClients({0: [1], 1: [1], 2: [1]})
     vectors = torch.zeros(3, 1, 5, 2)
     vectors[:2, :, 0] = 1
-    clients.subspaces = lambda ids, n_vectors, per_label: vectors
+    clients.data = lambda query: vectors
     metered = Metered(clients)
-    assert metered.subspaces([0, 1, 2], 2, False) is vectors
+    assert metered.ask(SubspaceQuery([0, 1, 2], 2, False)) is vectors
     assert metered.meter.readings()["bytes_up"] == 2 * 5 * 2 * 4

@@ -12,8 +12,8 @@ import torch
 from tests.tiny import LABELS, federation_of, linear, task_federation
 
 from fedclade import simulate
-from fedclade.core import DataError, Split, StatisticsQuery
-from fedclade.data import ClientTable, Federation, SplitRows, statistics
+from fedclade.core import DataError, Split
+from fedclade.data import ClientTable, Federation, SplitRows, StatisticsQuery, statistics
 
 TRUTH = [0, 1, 2, 0]
 SIZES = [24, 7, 30, 12]

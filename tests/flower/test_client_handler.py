@@ -21,7 +21,7 @@ from fedclade.channel.encoding import decode, encoded_bytes
 from fedclade.channel.privacy import DifferentialPrivacy
 from fedclade.channel.signature import CountSketch, Permutation, Signature
 from fedclade.core import imported
-from fedclade.core.errors import ConfigError, DataError, PrivacyError, UpdateError
+from fedclade.core.errors import ConfigError, DataError, PolicyError, PrivacyError, UpdateError
 from fedclade.core.params import Layout
 from fedclade.core.queries import Round
 from fedclade.flower import wire
@@ -170,10 +170,15 @@ def test_it_evaluates_all_models_that_it_is_sent():
     assert there.values["examples"] == [10, 10]
 
 
+def test_a_question_of_a_kind_that_it_does_not_know_is_refused():
+    why = r"forbids the question 'steal', which it does not know; .*client_app\(queries=.* it knows hello, initial, "
+    with pytest.raises(PolicyError, match=why):
+        ask(handler_of(), "steal")
+
+
 @pytest.mark.parametrize(
     ("question", "why"),
     [
-        ({"what": "steal"}, "asked for 'steal', which is none of hello, initial, train, gradients, evaluate, choose"),
         ({"layout": "0" * 32}, "asked about a model of structure 0{32}, and has one of structure [0-9a-f]{32}"),
         ({"what": "initial", "models": 1}, "asked for initial models, which only clients with a secret draw"),
         ({"round": "2"}, "'round' should be of type int, got '2'"),

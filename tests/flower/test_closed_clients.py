@@ -29,10 +29,10 @@ from fedclade import (
 from fedclade.algorithms import PACFL, Local
 from fedclade.channel import Budget, Channel, Ledger, noisy_steps
 from fedclade.channel.example_privacy import StepLedger
-from fedclade.core import FedcladeError, Handlers, PolicyError, PrivacyError, Query, Round
+from fedclade.core import DataSpec, FedcladeError, LocalData, LocalStore, PolicyError, PrivacyError, Round, RowQuery
 from fedclade.flower import wire
 from fedclade.flower.client_handler import ClientHandler, score_noise_of
-from fedclade.flower.kinds import KINDS, Kind
+from fedclade.flower.kinds import KINDS, kind_of_rows
 from fedclade.flower.policy import FORBIDS, MOST_CLOSED_SCORES, NotDisclosedError, Policy
 from fedclade.flower.private_replies import BUDGET_SPENT, FAILED, FORBIDDEN
 from fedclade.flower.sketch_log import FILE as SKETCHES
@@ -551,29 +551,32 @@ def test_early_stopping_that_can_see_nothing_is_refused_at_the_first_evaluation(
 
 
 @dataclass(frozen=True, eq=False)
-class LongestInput(Query[Tensor]):
+class LongestInput(RowQuery):
     """A kind of query that a package could add: how long each client's longest input is."""
 
-    def handled(self, handlers: Handlers) -> Tensor:
-        return handlers.other(self)
+    kind = "longest"
+    dtype = torch.int64
+
+    def shape(self, spec: DataSpec) -> tuple[int, ...]:
+        return ()
+
+    def answer(self, data: LocalData, store: LocalStore) -> Tensor:
+        return torch.tensor(7)
 
 
 @dataclass(frozen=True, eq=False)
 class NamedLongestInput(LongestInput):
     """The same, with what it discloses."""
 
+    kind = "named"
     mechanism = "none"
     discloses = "longest_input"
 
 
-def tell(channel: Channel, client: int, content: Content) -> RecordDict:
-    return wire.record({"longest": 7})
-
-
 @pytest.fixture
 def with_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(KINDS, "longest", Kind(query=LongestInput, allowed_as="longest", answer=tell))
-    monkeypatch.setitem(KINDS, "named", Kind(query=NamedLongestInput, allowed_as="longest", answer=tell))
+    monkeypatch.setitem(KINDS, "longest", kind_of_rows(LongestInput))
+    monkeypatch.setitem(KINDS, "named", kind_of_rows(NamedLongestInput))
 
 
 @pytest.mark.usefixtures("with_kind")
@@ -591,19 +594,19 @@ def test_a_new_kind_of_question_is_answered_where_it_may_be(tmp_path: Path):
     assert ask(handler_of(policy=Policy(allow=("longest",))), "longest", {}).values["longest"] == 7
     with pytest.raises(PolicyError, match="forbids the question 'longest'; to allow it, set allow="):
         ask(handler_of(), "longest", {})
-    closed = replace(SECURE, allow=("longest",))
+    closed = replace(SECURE, allow=("named",))
     with pytest.raises(NotDisclosedError, match='set disclose="longest_input" in its node config'):
         ask(handler_of(policy=closed), "named", {})
     open_to = replace(closed, disclose=("longest_input",))
     client = handler_of(policy=open_to, folder=tmp_path)
-    assert ask(client, "named", {}).values["longest"] == 7
+    assert ask(client, "named", {}).values["named"] == 7
     assert json.loads((tmp_path / "policy.json").read_text())["releases"] == 1
 
 
 @pytest.mark.usefixtures("with_kind")
 def test_no_name_in_a_policy_opens_a_private_client_to_what_no_noise_is_put_on(tmp_path: Path):
-    client = private_client(tmp_path, Policy(allow=("longest",), disclose=("longest_input",)))
-    with pytest.raises(ConfigError, match="do not tell longest_input, which the question 'named' is about"):
+    client = private_client(tmp_path, Policy(allow=("named",), disclose=("longest_input",)))
+    with pytest.raises(ConfigError, match=r"do not tell longest_input \(a NamedLongestInput\)"):
         ask(client, "named", {})
 
 

@@ -17,8 +17,9 @@ from flwr.app import RecordDict
 
 from fedclade import Federation, Run, RunError, Task, assign, federation, simulate
 from fedclade.channel import Budget, DifferentialPrivacy
-from fedclade.core import Aggregation, Statistics, UpdateError, bounded
+from fedclade.core import Aggregation, UpdateError
 from fedclade.core.errors import ConfigError
+from fedclade.data import Statistics, bounded
 from fedclade.flower import LocalGrid, LocalNode, client_app
 from fedclade.flower.node_registry import CLIENTS
 from fedclade.flower.replies import as_values, read_statistics

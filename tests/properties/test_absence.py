@@ -33,8 +33,7 @@ from fedclade import (
     Scaffold,
     StoCFL,
 )
-from fedclade.algorithms import FLUX, State
-from fedclade.core import DescriptorQuery
+from fedclade.algorithms import FLUX, DescriptorQuery, State, SubspaceQuery
 from fedclade.core.queries import Round
 from fedclade.core.updates import DROPPED_OUT, Updates
 from tests.tiny import Around, Attended, federation_of, linear, replicating
@@ -94,16 +93,12 @@ class Flaky(Around):
     def evaluate(self, ids, models, assignment, split, **more):
         return self.clients.evaluate(ids, models, assignment, split, **more)
 
-    def subspaces(self, ids, n_vectors, per_label):
-        vectors = self.clients.subspaces(ids, n_vectors, per_label)
-        return vectors * torch.from_numpy(self.draw.random(len(ids)) < self.present[list(ids)])[:, None, None, None]
-
-    def ask(self, query):
-        found = super().ask(query)
-        if isinstance(query, DescriptorQuery):
-            answers = self.draw.random(len(query.ids)) < self.present[list(query.ids)]
-            found = found * torch.from_numpy(answers)[:, None, None]
-        return found
+    def data(self, query):
+        rows = super().data(query)
+        if not isinstance(query, SubspaceQuery | DescriptorQuery):
+            return rows
+        answers = torch.from_numpy(self.draw.random(len(query.ids)) < self.present[list(query.ids)])
+        return rows * answers.view(-1, *(1,) * (rows.dim() - 1))
 
     def some(self, ask, ids, models, assignment, this_round, anchors=None) -> Updates:
         answers = self.draw.random(len(ids)) < self.present[list(ids)]

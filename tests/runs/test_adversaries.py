@@ -25,7 +25,7 @@ from fedclade import (
 )
 from fedclade.channel.adversary import KINDS
 from fedclade.config import check_config
-from fedclade.core import StatisticsQuery
+from fedclade.data import StatisticsQuery
 from fedclade.runs.adversaries import Adversaries
 from fedclade.tasks import Task
 from tests.properties.test_resume import bytes_of

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from fedclade import ConfigError, ModelError
+from fedclade.algorithms import DescriptorQuery
+from fedclade.algorithms.flux import latent_layer, latents, projection
 from fedclade.channel import Channel, Permutation
 from fedclade.channel.signature import Permuting
-from fedclade.core import DescriptorQuery
 from fedclade.models import LoRA, build_model
 from fedclade.training import SimulatedClients
-from fedclade.training.descriptors import latent_layer, latents, projection
 from tests.tiny import FEATURES, LABELS, federation_of, linear, perceptron, simulated, task_federation
 
 
@@ -53,7 +53,7 @@ def test_means_and_deviations_are_of_all_examples_and_of_each_label_as_the_clien
     world = federation_of([0, 1], [40, 50])
     world = replace(world, clients=(world.clients[0], replace(world.clients[1], label_map=one_less)))
     clients, params = simulated(world, linear())
-    found = clients.descriptors([1, 0], params, 3)
+    found = clients.ask(DescriptorQuery([1, 0], params, 3))
     assert found.shape == (2, 2 + 2 + 2 * LABELS, LABELS)
     directions, centre = projection(3, FEATURES, LABELS)
     for row, client in zip(found.double(), (1, 0), strict=True):
@@ -66,7 +66,7 @@ def test_means_and_deviations_are_of_all_examples_and_of_each_label_as_the_clien
         means, stds = ([f(g) if len(g) > 1 else absent for g in groups] for f in (mean, std))
         torch.testing.assert_close(row[2:], torch.stack([means[0], stds[0], *means[1:], *stds[1:]]), atol=1e-5, rtol=0)
     assert (found[0, [5, 9]] == -1).all()
-    assert torch.equal(clients.descriptors([0], params, 3, per_label=False), found[1:, :4])
+    assert torch.equal(clients.ask(DescriptorQuery([0], params, 3, per_label=False)), found[1:, :4])
 
 
 def mean(group):
@@ -81,16 +81,19 @@ def test_a_permuted_model_describes_as_the_model_does():
     clients, params = simulated(federation_of([0, 1]), perceptron())
     permutation = Permutation(5, clients.layout.size, clients.layout.n_parameters)
     hidden = Channel(clients, Permuting(permutation))
-    assert torch.equal(hidden.descriptors([0, 1], permutation.apply(params), 1), clients.descriptors([0, 1], params, 1))
+    assert torch.equal(
+        hidden.ask(DescriptorQuery([0, 1], permutation.apply(params), 1)),
+        clients.ask(DescriptorQuery([0, 1], params, 1)),
+    )
 
 
 def test_a_personal_part_is_each_clients_own():
     module = perceptron()
     clients = SimulatedClients(federation_of([0, 1]), module, engine="loop", personal=("1.*",))
     shared = clients.layout.flatten(module)
-    before = clients.descriptors([0, 1], shared, 1)
+    before = clients.ask(DescriptorQuery([0, 1], shared, 1))
     clients.store.keep(1, 1, {"personal": 2 * clients.whole.initial})
-    after = clients.descriptors([0, 1], shared, 1)
+    after = clients.ask(DescriptorQuery([0, 1], shared, 1))
     assert torch.equal(before[0], after[0])
     assert after[1, 0, 0] > before[1, 0, 0]
 
@@ -99,12 +102,12 @@ def test_what_is_not_possible_is_said():
     clients, params = simulated(federation_of([0]), linear())
     told = f"algorithm.components should be at most {FEATURES}, as the model's latent has {FEATURES} entries, got 7"
     with pytest.raises(ConfigError, match=re.escape(told)):
-        clients.descriptors([0], params, 1, 7)
+        clients.ask(DescriptorQuery([0], params, 1, 7))
     numbers, module = task_federation("regression", [0]), nn.Sequential(nn.Linear(FEATURES, 1))
     clients, params = simulated(numbers, module)
     with pytest.raises(ConfigError, match=r"described by itself in a regression task.*algorithm\.per_label = false"):
-        clients.descriptors([0], params, 1)
-    assert clients.descriptors([0], params, 1, 3, per_label=False).shape == (1, 4, 3)
+        clients.ask(DescriptorQuery([0], params, 1))
+    assert clients.ask(DescriptorQuery([0], params, 1, 3, per_label=False)).shape == (1, 4, 3)
     assert DescriptorQuery([0], params, 1, per_label=False).shape(numbers.pool.schema) == (4, 10)
 
 
@@ -113,7 +116,7 @@ def test_components_beyond_a_narrow_latent_are_zeros():
     federation = federation_of([0, 1], [20, 26])
     narrow = replace(federation, pool=replace(federation.pool, x=federation.pool.x[:, :3]))
     clients, params = simulated(narrow, nn.Linear(3, LABELS))
-    found, exact = clients.descriptors([0, 1], params, 1), clients.descriptors([0, 1], params, 1, 3)
+    found, exact = clients.ask(DescriptorQuery([0, 1], params, 1)), clients.ask(DescriptorQuery([0, 1], params, 1, 3))
     assert found.shape[2] == LABELS == 4
     torch.testing.assert_close(found[:, :, :3], exact)
     absent = (found == -1).all(2)

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from fedclade import ConfigError
-from fedclade.core import ShiftQuery
+from fedclade.algorithms import ShiftQuery
+from fedclade.algorithms.flexcfl import LABELS
 from fedclade.training import ClientStore
-from fedclade.training.clients import LABELS, shifts
-from tests.tiny import federation_of, task_federation
+from tests.tiny import federation_of, linear, simulated, task_federation
 
 
 def test_a_client_compares_with_what_it_had_when_it_was_first_asked_or_last_said_so():
@@ -21,7 +21,9 @@ def test_a_client_compares_with_what_it_had_when_it_was_first_asked_or_last_said
     store = ClientStore()
 
     def asked(federation, number):
-        return shifts(federation, store, ShiftQuery([1, 0], number, 0.2, False)).tolist()
+        clients, _ = simulated(federation, linear())
+        clients.store = store
+        return clients.ask(ShiftQuery([1, 0], number, 0.2, False)).tolist()
 
     assert asked(was, 1) == asked(was, 2) == [False, False]
     first = store.latest(1)[LABELS]
@@ -33,4 +35,16 @@ def test_a_client_compares_with_what_it_had_when_it_was_first_asked_or_last_said
 
 def test_targets_that_are_no_labels_are_refused():
     with pytest.raises(ConfigError, match=r"labels of a regression task cannot be counted.*algorithm\.migrate = false"):
-        shifts(task_federation("regression", [0]), ClientStore(), ShiftQuery([0], 1, 0.2, False))
+        ShiftQuery([0], 1, 0.2, False).shape(task_federation("regression", [0]).pool.schema)
+
+
+@pytest.mark.parametrize(
+    ("number", "share", "why"),
+    [
+        (0, 0.2, r"the round of a query for shifts should be at least 1, got 0"),
+        (1, 2.5, r"algorithm\.shift_share should be in \[0, 2\], got 2\.5"),
+    ],
+)
+def test_a_query_out_of_range_is_refused(number, share, why):
+    with pytest.raises(ConfigError, match=why):
+        ShiftQuery([0], number, share, False)

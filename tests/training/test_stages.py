@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fedclade import LocalTraining
-from fedclade.core import Round, SubspaceQuery, UpdateQuery
+from fedclade.algorithms import SubspaceQuery
+from fedclade.core import Round, UpdateQuery
 from fedclade.data import Federation, Stage
 from fedclade.training import SimulatedClients
 from fedclade.training.stages import Stages

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from fedclade import DataError
+from fedclade.algorithms import SubspaceQuery
 from fedclade.channel.middleware import Channel
 from fedclade.channel.signature import Permutation, Permuting
 from fedclade.data.federation import ClientData, Federation, Pool
@@ -39,7 +40,7 @@ def assert_same_up_to_signs(found: torch.Tensor, expected: torch.Tensor):
 
 def test_they_are_the_leading_left_singular_vectors_of_the_inputs_as_they_are_stored():
     clients = of_images([client(0, range(20)), client(1, range(12))])
-    found = clients.subspaces([1, 0], 4, per_label=False)
+    found = clients.ask(SubspaceQuery([1, 0], 4, per_label=False))
     assert found.shape == (2, 1, 9, 4)
     for vectors, size in zip(found, (12, 20), strict=True):
         assert_same_up_to_signs(vectors[0], by_hand(IMAGES[:size], 4))
@@ -48,7 +49,7 @@ def test_they_are_the_leading_left_singular_vectors_of_the_inputs_as_they_are_st
 def test_each_label_by_itself_as_the_client_sees_it():
     """Client 1 sees 0 for 1 and 2 for 0; label 1 it has none of."""
     clients = of_images([client(0, range(20)), client(1, range(20), label_map=torch.tensor([2, 0, 1]))])
-    plain, mapped = clients.subspaces([0, 1], 2, per_label=True)
+    plain, mapped = clients.ask(SubspaceQuery([0, 1], 2, per_label=True))
     even, odd = IMAGES[0::2], IMAGES[1::2]
     for found, rows in ((plain[0], even), (plain[1], odd), (mapped[2], even), (mapped[0], odd)):
         assert_same_up_to_signs(found, by_hand(rows, 2))
@@ -58,15 +59,15 @@ def test_each_label_by_itself_as_the_client_sees_it():
 
 def test_turned_images_are_turned():
     clients = of_images([client(0, range(20)), client(1, range(20), quarter_turns=1)])
-    found = clients.subspaces([1], 2, per_label=False)[0, 0]
+    found = clients.ask(SubspaceQuery([1], 2, per_label=False))[0, 0]
     assert_same_up_to_signs(found, by_hand(torch.rot90(IMAGES, 1, (-2, -1)), 2))
 
 
 def test_vectors_beyond_the_examples_are_zeros():
     clients = of_images([client(0, range(3))])
-    found = clients.subspaces([0], 5, per_label=False)[0, 0]
+    found = clients.ask(SubspaceQuery([0], 5, per_label=False))[0, 0]
     torch.testing.assert_close(found.norm(dim=0), torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0]))
-    per_label = clients.subspaces([0], 5, per_label=True)[0]
+    per_label = clients.ask(SubspaceQuery([0], 5, per_label=True))[0]
     assert per_label.norm(dim=1).round().tolist() == [[1, 1, 0, 0, 0], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0]]
 
 
@@ -78,12 +79,12 @@ def test_text_spans_no_subspaces():
     with pytest.raises(
         DataError, match="the inputs of tweets are tokens of text, which span no subspaces; take images"
     ):
-        clients.subspaces([0], 2, per_label=False)
+        clients.ask(SubspaceQuery([0], 2, per_label=False))
 
 
 def test_a_permutation_of_models_does_not_touch_them():
     clients, params = simulated(federation_of([0, 1]), linear())
     inside = SpyClients(clients)
     outside = Channel(inside, Permuting(Permutation(3, len(params), len(params))))
-    assert torch.equal(outside.subspaces([1, 0], 2, True), clients.subspaces([1, 0], 2, True))
+    assert torch.equal(outside.ask(SubspaceQuery([1, 0], 2, True)), clients.ask(SubspaceQuery([1, 0], 2, True)))
     assert [call.what for call in inside.calls] == ["subspaces"]

@@ -8,8 +8,8 @@ import torchmetrics
 from torch import Tensor, nn
 
 from fedclade import Federation, LocalTraining, Task, simulate
-from fedclade.core import Layout, Round, StatisticsQuery
-from fedclade.data import statistics
+from fedclade.core import Layout, Round
+from fedclade.data import StatisticsQuery, statistics
 from fedclade.runs import RunSettings, fitted_task
 from fedclade.tasks import FittedTask
 from fedclade.training import SimulatedClients, evaluation

@@ -24,10 +24,10 @@ from fedclade.algorithms.fedgroup import FedGroup
 from fedclade.algorithms.fedsoft import FedSoft
 from fedclade.algorithms.fesem import FeSEM
 from fedclade.algorithms.fl_hc import FLHC
-from fedclade.algorithms.flexcfl import FlexCFL
-from fedclade.algorithms.flux import FLUX
+from fedclade.algorithms.flexcfl import FlexCFL, ShiftQuery
+from fedclade.algorithms.flux import FLUX, DescriptorQuery, without_labels
 from fedclade.algorithms.ifca import IFCA
-from fedclade.algorithms.pacfl import PACFL
+from fedclade.algorithms.pacfl import PACFL, SubspaceQuery
 from fedclade.algorithms.per_fedavg import PerFedAvg
 from fedclade.algorithms.pfedme import PFedMe
 from fedclade.algorithms.private_choice import PrivateChoice
@@ -48,6 +48,7 @@ __all__ = [
     "Algorithm",
     "CFLState",
     "ClusterUpdate",
+    "DescriptorQuery",
     "Ditto",
     "Event",
     "FeSEM",
@@ -73,8 +74,10 @@ __all__ = [
     "ReplicatedCFL",
     "RoundLog",
     "Scaffold",
+    "ShiftQuery",
     "State",
     "StoCFL",
+    "SubspaceQuery",
     "algorithm_class",
     "build_algorithm",
     "describe",
@@ -83,6 +86,7 @@ __all__ = [
     "options_of",
     "train_clusters",
     "train_root",
+    "without_labels",
 ]
 
 

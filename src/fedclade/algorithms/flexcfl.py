@@ -8,7 +8,7 @@ along the others' models is an average, (w_j + Σ_{l≠j} η_G/‖w_l‖ w_l) / 
 Where the paper leaves a choice, this file does as the authors' code does, but for what is said here:
 
 - In every round all clients, in the cohort or not, compare the counts of their labels with those of before
-  (:class:`~fedclade.core.ShiftQuery`), and say only whether they have shifted. The distance takes the counts for
+  (:class:`ShiftQuery`), and say only whether they have shifted. The distance takes the counts for
   samples (code), so labels that trade places are no shift: a whole permutation of labels goes unnoticed, as does all
   that changes images alone. ``by_label`` compares label by label.
 - The counts are compared with those of the first round that a client is asked in, and of the last that it said shifted
@@ -29,11 +29,110 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from fedclade.algorithms.base import RoundLog
 from fedclade.algorithms.cluster_update import ClusterUpdate, membership_events, move_clusters
 from fedclade.algorithms.fedgroup import FedGroup, FedGroupState, GroupDirection
-from fedclade.core import Clients, DataSpec, Event, ParameterTree, Round, ShiftQuery, checked, inter_group, require
+from fedclade.core import (
+    IGNORED,
+    Clients,
+    ConfigError,
+    DataSpec,
+    Event,
+    LocalData,
+    LocalStore,
+    ParameterTree,
+    Round,
+    RowQuery,
+    checked,
+    inter_group,
+    require,
+)
+
+LABELS = "labels"
+"""Name under which a client stores how many examples of each label it had, int64 ``[C]``."""
+
+
+@dataclass(frozen=True, eq=False)
+class ShiftQuery(RowQuery):
+    """Query whether the labels of the training data have shifted since a client last said so.
+
+    The reply is bool ``[n]``; clients that do not reply have not shifted.
+
+    Each client compares how many examples of each of C labels it has with the counts of when it was
+    first queried, or last said that they had shifted: n examples then. Labels have shifted if the
+    distance is above ``share · n/C``. The distance is Σ|a − b|/C over the two lists of counts, each
+    in ascending order, which is SciPy's ``wasserstein_distance`` of counts that are taken for
+    samples, and does not see that labels trade places.
+
+    Parameters
+    ----------
+    round
+        Number of the round.
+    share
+        Share of n/C above which the distance is a shift, in [0, 2].
+    by_label
+        Whether the lists stay in the order of the labels.
+    """
+
+    kind = "shifts"
+    mechanism = "none"
+    discloses = "shifts"
+    reveals = "shifts of their data"
+    stores = (LABELS,)
+    dtype = torch.bool
+    zeros_are_a_reply = True
+    reply_name = "shifted"
+    counts_as = "evaluations"
+    needs_min_part = False
+
+    round: int
+    share: float
+    by_label: bool
+
+    def __post_init__(self) -> None:
+        require(
+            ("the round of a query for shifts", self.round, self.round >= 1, "at least 1"),
+            ("algorithm.shift_share", self.share, 0 <= self.share <= 2, "in [0, 2]"),
+        )
+
+    def shape(self, spec: DataSpec) -> tuple[int, ...]:
+        """Return the shape of one word: yes or no.
+
+        Raises
+        ------
+        ConfigError
+            If examples have no label, or several.
+        """
+        if spec.labels is None:
+            raise ConfigError(
+                f"the labels of a {spec.task} task cannot be counted, so no shift is seen in its "
+                "data; set algorithm.migrate = false"
+            )
+        return ()
+
+    def answer(self, data: LocalData, store: LocalStore) -> Tensor:
+        """Return whether a client's labels have shifted; if so it stores how many it has now."""
+        seen = data.targets.long()
+        now = torch.bincount(seen[seen != IGNORED], minlength=data.spec.labels or 0)
+        before = store.get(LABELS)
+        shifted = before is not None and self.have_shifted(before.to(now.device), now)
+        if before is None or shifted:
+            store.keep(LABELS, now)
+        return torch.tensor(shifted)
+
+    def have_shifted(self, before: Tensor, now: Tensor) -> bool:
+        """Return whether counts of labels ``[C]`` are further apart than the query allows."""
+        if not self.by_label:
+            before = before.sort().values
+            now = now.sort().values
+        # Both sides are multiplied by C.
+        return float((before - now).abs().sum()) > self.share * float(before.sum())
+
+    def false_row(self, row: Tensor, key: int) -> Tensor:
+        """Return yes, in every round."""
+        return torch.ones_like(row)
 
 
 @checked()
@@ -83,7 +182,7 @@ class FlexCFL(FedGroup):
     def check_data(self, spec: DataSpec) -> None:
         """Check that examples have labels to count, if clients migrate."""
         if self.migrate:
-            ShiftQuery((), 1, self.shift_share, self.by_label).labels(spec)
+            ShiftQuery((), 1, self.shift_share, self.by_label).shape(spec)
 
     def step(
         self, state: FedGroupState, cohort: Sequence[int], clients: Clients, this_round: Round
@@ -92,7 +191,8 @@ class FlexCFL(FedGroup):
         if not self.migrate:
             return super().step(state, cohort, clients, this_round)
         before, ids = state.tree, sorted(clients.ids)
-        answers = clients.shifts(ids, this_round.number, self.shift_share, self.by_label).tolist()
+        query = ShiftQuery(ids, this_round.number, self.shift_share, self.by_label)
+        answers = clients.ask(query).tolist()
         shifted = [c for c, has in zip(ids, answers, strict=True) if has and before.leaf_of[c]]
         if shifted:
             left = replace(state, tree=before.reassigned(dict.fromkeys(shifted, 0)))
@@ -129,5 +229,5 @@ class FlexCFL(FedGroup):
         return tree.continued(_mean_of_groups(tree))
 
 
-def _mean_of_groups(tree: ParameterTree) -> torch.Tensor:
+def _mean_of_groups(tree: ParameterTree) -> Tensor:
     return torch.stack([leaf.params for leaf in tree.leaves if leaf.members]).mean(0)

@@ -2,7 +2,7 @@
 
 One model is trained by FedAvg until its accuracy grows slowly. Then clients describe their data by what that model
 makes of it: mean and standard deviation of some components of its latent, over all examples and over those of each
-label (:class:`~fedclade.core.DescriptorQuery`). They are clustered once, by density, with no number of clusters given;
+label (:class:`DescriptorQuery`). They are clustered once, by density, with no number of clusters given;
 then each cluster goes on by FedAvg. Newcomers are assigned without labels, to the cluster of the nearest mean.
 
 This file follows the authors' code (``flux/server.py``, ``public/models.py``), and departs from it so:
@@ -28,12 +28,15 @@ This file follows the authors' code (``flux/server.py``, ``public/models.py``), 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.conv import _ConvNd  # pyright: ignore[reportPrivateUsage]  (all convolutions)
 
 from fedclade.algorithms.base import Algorithm, RoundLog, State, never_clusters
 from fedclade.algorithms.cluster_update import log_of, membership_events, merged, move_clusters, train_clusters
@@ -49,23 +52,226 @@ from fedclade.clustering import (
     to_root,
 )
 from fedclade.core import (
+    IGNORED,
     Clients,
+    ConfigError,
     DataSpec,
-    DescriptorQuery,
     Event,
     Group,
     Joined,
     LeftOut,
+    LocalData,
+    LocalStore,
+    ModelError,
     Node,
     ParameterTree,
     Postponed,
     Round,
+    RowQuery,
+    UpdateError,
     checked,
+    has_replied,
     require,
+    rng,
 )
 
 FAR = 10.0
 """How many times as large as the median client's the numbers of a descriptor may be."""
+
+COMPONENTS = 10
+"""Components of a descriptor if examples have no labels, by whose number it goes by default."""
+
+HUGE = 1e30
+"""Every number of a false descriptor; finite in float32, so that no server refuses it."""
+
+POINTS = 200
+"""Random points whose principal directions are the components: as many as FLUX's authors take."""
+
+EXAMPLES_AT_A_TIME = 1024
+"""Examples in a forward pass."""
+
+
+@dataclass(frozen=True, eq=False)
+class DescriptorQuery(RowQuery):
+    """Query for descriptions of training data by a model's latent; float32 ``[n, 2 + B, C]``.
+
+    The latent of an example is the input of the first dense layer behind the last convolution,
+    flattened; of a model without convolutions, the input of its last dense layer. C components are
+    taken of it, along directions that depend on the seed and the width of the latent alone. The
+    rows of a client's descriptor are
+
+    - the largest entry of its latents, C times;
+    - the components of a point amid the cube that the directions were found in, of side 1;
+    - mean and standard deviation of its components (B = 2);
+    - with ``per_label`` also the means, and then the deviations, of each of L labels by itself, as
+      the client sees labels (B = 2 + 2L). Those of a label with fewer than two examples are −1.
+
+    Parameters
+    ----------
+    model
+        θ ``[S]``.
+    seed
+        Seed of the directions.
+    components
+        C. 0: as many as there are labels; the last of them are 0 if the latent has fewer entries.
+    per_label
+        Whether the data of each label is described by itself as well.
+    """
+
+    kind = "descriptors"
+    mechanism = "none"
+    discloses = "descriptors"
+    reveals = "descriptors of their data"
+    reply_name = "descriptor"
+
+    model: Tensor
+    seed: int
+    components: int = 0
+    per_label: bool = True
+
+    def __post_init__(self) -> None:
+        components = self.components
+        require(
+            ("the seed of a descriptor", self.seed, self.seed >= 0, "at least 0"),
+            ("the components of a descriptor", components, components >= 0, "at least 0"),
+        )
+
+    def shape(self, spec: DataSpec) -> tuple[int, int]:
+        """Return 2 + B and C.
+
+        Raises
+        ------
+        ConfigError
+            If each label is described by itself, and examples have none or several.
+        """
+        if self.per_label and spec.labels is None:
+            raise ConfigError(
+                f"each label's data cannot be described by itself in a {spec.task} task, whose "
+                "examples do not have one label each; set algorithm.per_label = false"
+            )
+        groups = 1 + (spec.labels or 0) if self.per_label else 1
+        return 2 + 2 * groups, self.components or spec.labels or COMPONENTS
+
+    @torch.inference_mode()
+    def answer(self, data: LocalData, store: LocalStore) -> Tensor:
+        """Return a client's descriptor.
+
+        Raises
+        ------
+        ConfigError
+            If the latent has fewer entries than ``components``.
+        ModelError
+            If the model has no dense layer.
+        """
+        found = latents(data.load_model(self.model), data.inputs)
+        targets = data.targets
+        if data.spec.task == "language":  # the next token at each place is an example
+            found = found[targets != IGNORED]
+        found = found.flatten(1).double().cpu()
+        _, count = self.shape(data.spec)
+        most = min(found.shape[1], POINTS - 1)
+        if most < self.components:
+            raise ConfigError(
+                f"algorithm.components should be at most {most}, as the model's latent has "
+                f"{found.shape[1]} entries, got {self.components}"
+            )
+        directions, centre = projection(self.seed, found.shape[1], min(most, count))
+        missing = (0, count - min(most, count))
+        directions = functional.pad(directions, missing)
+        centre = functional.pad(centre, missing)
+        projected = found @ directions
+        mean, deviation = _moments(projected)
+        blocks = [found.max().expand(count), centre, mean, deviation]
+        if self.per_label:
+            labels = range(data.spec.labels or 0)
+            of_labels = [_moments(projected[targets == label]) for label in labels]
+            blocks += [mean for mean, _ in of_labels]
+            blocks += [deviation for _, deviation in of_labels]
+        return torch.stack(blocks).float()
+
+    def amounts(self, spec: DataSpec) -> Mapping[str, int]:
+        """Return the number of components, which a client's policy limits."""
+        _, count = self.shape(spec)
+        return {"max_components": count}
+
+    def false_row(self, row: Tensor, key: int) -> Tensor:
+        """Return a descriptor of huge numbers."""
+        return torch.full_like(row, HUGE)
+
+
+def latents(module: nn.Module, inputs: Tensor) -> Tensor:
+    """Return the inputs of the layer of :func:`latent_layer` for each example, ``[n, ...]``."""
+    caught: list[Tensor] = []
+    layer = latent_layer(module, inputs[:1])
+    handle = layer.register_forward_pre_hook(lambda _, arguments: caught.append(arguments[0]))
+    try:
+        found: list[Tensor] = []
+        for part in inputs.split(EXAMPLES_AT_A_TIME):
+            module(part)
+            found.append(caught[-1])
+            caught.clear()
+    finally:
+        handle.remove()
+    return torch.cat(found)
+
+
+def latent_layer(module: nn.Module, inputs: Tensor) -> nn.Module:
+    """Return the dense layer whose input is the latent.
+
+    It is the first behind the last convolution, or the last of all without convolutions.
+    """
+    called: list[nn.Module] = []
+    kinds = [
+        layer
+        for name, layer in module.named_modules()
+        if isinstance(layer, nn.Linear | _ConvNd) and not name.endswith(("lora_A", "lora_B"))
+    ]
+    handles = [layer.register_forward_pre_hook(lambda layer, _: called.append(layer)) for layer in kinds]
+    try:
+        module(inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    convolutions = [place for place, layer in enumerate(called) if isinstance(layer, _ConvNd)]
+    first = convolutions[-1] + 1 if convolutions else 0
+    dense = [layer for layer in called[first:] if isinstance(layer, nn.Linear)]
+    if not dense:
+        raise ModelError(
+            f"{type(module).__name__} has no dense layer (nn.Linear) behind its last convolution, "
+            "whose input would describe data; take another model, or an algorithm that goes by "
+            "updates"
+        )
+    return dense[0] if convolutions else dense[-1]
+
+
+@lru_cache(maxsize=8)
+def projection(seed: int, width: int, components: int) -> tuple[Tensor, Tensor]:
+    """Return principal directions of random points in a cube, and the components of their mean.
+
+    The cube's side is 1: of a larger one directions are the same, and the mean is that many times
+    farther. In each direction the entry that is largest in size is positive.
+
+    Returns
+    -------
+    tuple of Tensor
+        Directions ``[d, C]``, and components ``[C]``.
+    """
+    points = rng.generator(seed, "descriptor points", width).random((POINTS, width))
+    rows = np.linalg.svd(points - points.mean(0), full_matrices=False)[2][:components]
+    largest = np.take_along_axis(rows, np.abs(rows).argmax(1)[:, None], 1)
+    rows = rows * np.sign(largest)
+    return torch.from_numpy(rows.T.copy()), torch.from_numpy(rows @ points.mean(0))
+
+
+def _moments(projected: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation ``[C]`` of components ``[n, C]``.
+
+    They are −1 of fewer than two examples.
+    """
+    if len(projected) < 2:
+        none = projected.new_full(projected.shape[1:], -1.0)
+        return none, none
+    return projected.mean(0), projected.std(0, correction=0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +364,7 @@ class FLUX(Algorithm[FLUXState]):
 
     def check_data(self, spec: DataSpec) -> None:
         """Check that examples have labels, if each one's data is described by itself."""
-        DescriptorQuery((), torch.empty(0), 0, per_label=self.per_label).shape(spec)
+        self._query((), torch.empty(0), seed=0).shape(spec)
 
     def init(self, params: Tensor, clients: Clients) -> FLUXState:
         """Put all clients in one cluster."""
@@ -198,7 +404,8 @@ class FLUX(Algorithm[FLUXState]):
         if not (leaves := _clusters(tree)):
             return to_root(ids)
         count = int(tree.nodes[0].criteria["components"])
-        found = clients.descriptors(ids, tree.nodes[0].params, self._draw(this_round), count, per_label=False)
+        model, seed = tree.nodes[0].params, self._draw(this_round)
+        found = clients.ask(DescriptorQuery(ids, model, seed, count, per_label=False))
         members = {leaf.id: _descriptors(leaf, count) for leaf in leaves}
         space = DescriptorSpace.of(torch.cat([*members.values()]))
         return to_nearest_descriptor(tree, described(ids, found), members, space)
@@ -288,10 +495,13 @@ class FLUX(Algorithm[FLUXState]):
         self, ids: Sequence[int], root: Node, clients: Clients, this_round: Round
     ) -> tuple[list[int], Tensor]:
         """Return the clients that send their descriptors by the root's model, and these, ``[m, 2 + B, C]``."""
-        count = self.components or 0
-        found = clients.descriptors(ids, root.params, self._draw(this_round), count, per_label=self.per_label)
-        came = found.flatten(1).any(dim=1).tolist()
-        return [client for client, answers in zip(ids, came, strict=True) if answers], found[came]
+        found = clients.ask(self._query(ids, root.params, self._draw(this_round)))
+        came = has_replied(found)
+        replied = [client for client, has_come in zip(ids, came.tolist(), strict=True) if has_come]
+        return replied, found[came]
+
+    def _query(self, ids: Sequence[int], model: Tensor, seed: int) -> DescriptorQuery:
+        return DescriptorQuery(ids, model, seed, self.components or 0, per_label=self.per_label)
 
 
 def _clusters(tree: ParameterTree) -> list[Node]:
@@ -303,3 +513,35 @@ def _descriptors(cluster: Node, components: int) -> Tensor:
     """Return the descriptors of a cluster's members, ``[k, 2 + B, C]``."""
     assert cluster.cached is not None  # as of every cluster with members
     return cluster.cached.view(len(cluster.members), -1, components)
+
+
+def without_labels(
+    tree: ParameterTree, ids: Sequence[int], newcomers: Clients, members: Clients, seed: int
+) -> list[Assignment]:
+    """Assign newcomers to the leaf whose members' data is most like theirs, as the root's model sees it.
+
+    Clients are compared by descriptors of which none needs a label, so it does not matter what
+    labels are called. Members are queried for theirs.
+
+    Raises
+    ------
+    UpdateError
+        If a newcomer, or no member at all, replies.
+    """
+    if len(tree.nodes) == 1:
+        return to_root(ids)
+    model, there = tree.nodes[0].model, set(members.ids)
+    rows: dict[int, Tensor] = {}
+    for leaf in tree.leaves:
+        clients = [client for client in leaf.members if client in there]
+        if not clients:
+            continue
+        found = members.ask(DescriptorQuery(clients, model, seed, per_label=False))
+        came = has_replied(found)
+        if came.any():
+            rows[leaf.id] = found[came]
+    if not rows:
+        raise UpdateError("no member of the run describes its data, so no newcomer can be assigned; assign by labels")
+    found = newcomers.ask(DescriptorQuery(ids, model, seed, per_label=False))
+    space = DescriptorSpace.of(torch.cat([*rows.values()]))
+    return to_nearest_descriptor(tree, described(ids, found), rows, space)

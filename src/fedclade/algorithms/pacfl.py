@@ -37,7 +37,7 @@ Where paper and official code leave a choice, this file makes it:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -59,19 +59,129 @@ from fedclade.algorithms.cluster_update import (
 from fedclade.clustering import agglomerate, angles, far_groups, nearest_vectors
 from fedclade.core import (
     Clients,
+    ConfigError,
+    DataError,
     DataSpec,
     Event,
+    LocalData,
+    LocalStore,
     ParameterTree,
     Postponed,
     Round,
+    RowQuery,
     SetApart,
-    SubspaceQuery,
     checked,
+    has_replied,
     require,
+    rng,
 )
 
 SET_APART = 0.2
 """Share of the clients that may be set apart where the threshold is automatic; as ``aggregate.byzantine``."""
+
+
+ROUNDING = 1e-3
+"""Largest error of a product of two singular vectors, which travel in float32."""
+
+
+@dataclass(frozen=True, eq=False)
+class SubspaceQuery(RowQuery):
+    """Query for the directions in which clients' training inputs lie.
+
+    Each client decomposes the matrix of its inputs, one a column, and replies with the left
+    singular vectors of the largest singular values: ``[L, d, p]``, for inputs of d numbers. L is
+    the number of labels, or 1. Columns are unit vectors; zeros stand for vectors that a client has
+    too few examples for.
+
+    Parameters
+    ----------
+    vectors
+        p, the number of vectors of each matrix.
+    per_label
+        Whether the inputs of each label, as the client sees labels, make a matrix of their own.
+    """
+
+    kind = "subspaces"
+    mechanism = "none"
+    discloses = "subspaces"
+    reveals = "subspaces of their data"
+    needs_min_part = False
+
+    vectors: int
+    per_label: bool
+
+    def shape(self, spec: DataSpec) -> tuple[int, int, int]:
+        """Return L, d and p.
+
+        Raises
+        ------
+        ConfigError
+            If each label is decomposed by itself and examples have none or several, or if there are
+            fewer directions than vectors.
+        """
+        if self.per_label and spec.labels is None:
+            raise ConfigError(
+                f"each label's data cannot be compared by itself in a {spec.task} task, whose "
+                "examples do not have one label each; set algorithm.distance = 'paper'"
+            )
+        entries = math.prod(spec.input_shape)
+        at_most = f"at most {entries}, as an input of {spec.data} has no more entries"
+        require(
+            ("algorithm.vectors", self.vectors, self.vectors >= 1, "at least 1"),
+            ("algorithm.vectors", self.vectors, self.vectors <= entries, at_most),
+        )
+        matrices = (spec.labels or 1) if self.per_label else 1
+        return matrices, entries, self.vectors
+
+    def answer(self, data: LocalData, store: LocalStore) -> Tensor:
+        """Return a client's singular vectors ``[L, d, p]``.
+
+        Inputs are taken as they are stored, not centred and not normalised as for a model: the
+        first vector lies near their mean.
+
+        Raises
+        ------
+        DataError
+            If inputs are text.
+        """
+        inputs = data.stored_inputs
+        if not inputs.is_floating_point() and inputs.dtype != torch.uint8:
+            raise DataError(
+                f"the inputs of {data.spec.data} are tokens of text, which span no subspaces; take "
+                "images or features, or an algorithm that compares updates"
+            )
+        rows = inputs.float().flatten(1)
+        groups = [rows]
+        if self.per_label:
+            targets = data.targets
+            groups = [rows[targets == label] for label in range(data.spec.labels or 0)]
+        found = torch.zeros(self.shape(data.spec))
+        for vectors, group in zip(found, groups, strict=True):
+            if len(group):
+                # Examples are rows here, so the left vectors of the matrix are the right ones.
+                _, _, directions = torch.linalg.svd(group, full_matrices=False)
+                leading = directions[: self.vectors]
+                vectors[:, : len(leading)] = leading.T
+        return found
+
+    def is_valid(self, row: Tensor) -> bool:
+        """Return whether vectors have length 1 and right angles, apart from those that are zeros.
+
+        Others would be near the vectors of all clients, as no angle is smaller than 0.
+        """
+        products = row.double().mT @ row.double()
+        lengths = products.diagonal(dim1=-2, dim2=-1).round().clamp(0, 1)
+        return bool(((products - torch.diag_embed(lengths)).abs() <= ROUNDING).all())
+
+    def amounts(self, spec: DataSpec) -> Mapping[str, int]:
+        """Return the number of vectors, which a client's policy limits."""
+        return {"max_vectors": self.vectors}
+
+    def false_row(self, row: Tensor, key: int) -> Tensor:
+        """Return random orthonormal vectors, which belong to the client's key."""
+        draw = rng.torch_generator(0, "false subspaces", key)
+        drawn = torch.randn(row.shape, generator=draw, dtype=torch.float64)
+        return torch.linalg.qr(drawn).Q.to(row)
 
 
 @checked()
@@ -150,8 +260,8 @@ class PACFL(Algorithm[State]):
         return ("subspaces",)
 
     def check_data(self, spec: DataSpec) -> None:
-        """Check that examples have labels, if the inputs of each label are decomposed by themselves."""
-        SubspaceQuery((), self.vectors, self.per_label).matrices(spec)
+        """Check that clients with such examples can decompose their inputs."""
+        SubspaceQuery((), self.vectors, self.per_label).shape(spec)
 
     def init(self, params: Tensor, clients: Clients) -> State:
         """Put all clients in one cluster; they are asked for their vectors in the first round."""
@@ -223,6 +333,7 @@ class PACFL(Algorithm[State]):
 
     def _vectors_of(self, ids: Sequence[int], clients: Clients) -> tuple[list[int], Tensor]:
         """Return the clients that send their vectors, and these, ``[m, L, d, p]``."""
-        vectors = clients.subspaces(ids, self.vectors, self.per_label)
-        came = vectors.flatten(1).any(dim=1).tolist()
-        return [client for client, answers in zip(ids, came, strict=True) if answers], vectors[came]
+        vectors = clients.ask(SubspaceQuery(ids, self.vectors, self.per_label))
+        came = has_replied(vectors)
+        replied = [client for client, has_come in zip(ids, came.tolist(), strict=True) if has_come]
+        return replied, vectors[came]

@@ -6,8 +6,8 @@ z·C on every number of the sum before the server has it. With other data the cl
 2C away, and so would the sum. In any round a client is in one sum only, whose members follow from what was released
 before, so the release of all clusters' sums is one Gaussian mechanism of multiplier z/2.
 
-What clients are compared by is asked for by questions, see :mod:`fedclade.core.queries`: sums of vectors at most √2
-apart get noise of z'/√2, which again is multiplier z'/2; and choices among k go to the server by randomized response.
+Clients are compared by questions (:mod:`fedclade.core.private_questions`): sums of vectors that are at most √2 apart
+get noise of z'/√2, which again is multiplier z'/2; and choices among k go to the server by randomized response.
 """
 
 from __future__ import annotations

@@ -6,36 +6,24 @@ from collections.abc import Mapping, Sequence
 from functools import partial, reduce
 from typing import Any, cast
 
-from torch import Tensor
-
-from fedclade.core import (
-    Ask,
-    Clients,
-    DescriptorQuery,
-    Evaluation,
-    EvaluationQuery,
-    Handlers,
-    Query,
-    R,
-    ShiftQuery,
-    Statistics,
-    StatisticsQuery,
-    SubspaceQuery,
-    UpdateQuery,
-    Updates,
-)
+from fedclade.core import Ask, Clients, DataQuery, Evaluation, EvaluationQuery, Query, R, UpdateQuery, Updates
 
 
 class Middleware:
-    """A function ``(query, ask) -> reply`` with a method for each kind of query; what is not overridden passes on."""
+    """A function ``(query, ask) -> reply``; a query that no method overrides passes on."""
 
     def __call__(self, query: Query[R], ask: Ask) -> R:
         """Put a query; return the reply."""
-        updates, evaluation = partial(self.updates, ask=ask), partial(self.evaluation, ask=ask)
-        subspaces, statistics = partial(self.subspaces, ask=ask), partial(self.statistics, ask=ask)
-        shifts, descriptors = partial(self.shifts, ask=ask), partial(self.descriptors, ask=ask)
-        other = partial(self.other, ask=ask)
-        return query.handled(Handlers(updates, evaluation, subspaces, statistics, shifts, descriptors, other))
+        return cast("R", self._handle(query, ask))
+
+    def _handle(self, query: Query[Any], ask: Ask) -> Any:
+        if isinstance(query, UpdateQuery):
+            return self.updates(query, ask)
+        if isinstance(query, EvaluationQuery):
+            return self.evaluation(query, ask)
+        if isinstance(query, DataQuery):
+            return self.data(query, ask)
+        return self.other(query, ask)
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return the updates of the clients that reply."""
@@ -45,24 +33,12 @@ class Middleware:
         """Return the scores of the clients that reply."""
         return ask(query)
 
-    def subspaces(self, query: SubspaceQuery, ask: Ask) -> Tensor:
-        """Return singular vectors, ``[n, L, d, p]``."""
-        return ask(query)
-
-    def statistics(self, query: StatisticsQuery, ask: Ask) -> Statistics:
-        """Return what the training examples of all clients come to."""
-        return ask(query)
-
-    def descriptors(self, query: DescriptorQuery, ask: Ask) -> Tensor:
-        """Return descriptors, ``[n, 2 + B, C]``."""
-        return ask(query)
-
-    def shifts(self, query: ShiftQuery, ask: Ask) -> Tensor:
-        """Return whose labels have shifted, bool ``[n]``."""
+    def data(self, query: DataQuery[R], ask: Ask) -> R:
+        """Return the reply to a query that each client answers from its own data."""
         return ask(query)
 
     def other(self, query: Query[Any], ask: Ask) -> Any:
-        """Return the reply to a kind of query that fedclade does not know."""
+        """Return the reply to a query of another class."""
         return ask(query)
 
     def weights(self, sizes: Mapping[int, int]) -> Mapping[int, int]:

@@ -27,16 +27,12 @@ from fedclade.channel.middleware import Middleware
 from fedclade.core import (
     Ask,
     ConfigError,
-    DescriptorQuery,
+    DataQuery,
     Evaluation,
     EvaluationQuery,
     Query,
     R,
     Round,
-    ShiftQuery,
-    Statistics,
-    StatisticsQuery,
-    SubspaceQuery,
     UpdateQuery,
     Updates,
     check_declared,
@@ -66,27 +62,22 @@ class Withholding(Middleware):
             raise refusal("training losses")
         return ask(query)
 
-    def subspaces(self, query: SubspaceQuery, ask: Ask) -> Tensor:
-        """Raise a ConfigError: these are directions of the data."""
-        raise refusal("subspaces of their data")
-
-    def descriptors(self, query: DescriptorQuery, ask: Ask) -> Tensor:
-        """Raise a ConfigError: these are means of the data, as a model sees it."""
-        raise refusal("descriptors of their data")
-
-    def shifts(self, query: ShiftQuery, ask: Ask) -> Tensor:
-        """Raise a ConfigError: that tells of the labels."""
-        raise refusal("shifts of their data")
-
-    def statistics(self, query: StatisticsQuery, ask: Ask) -> Statistics:
-        """Raise a ConfigError: they are exact."""
-        raise refusal("sums of their data (standardize = 'federated', class_weights = 'balanced')")
+    def data(self, query: DataQuery[R], ask: Ask) -> R:
+        """Return a reply that does not depend on any client's data; raise a ConfigError otherwise."""
+        if query.mechanism != "public":
+            raise refusal(query.reveals or described_class(query))
+        return ask(query)
 
     def other(self, query: Query[Any], ask: Ask) -> Any:
-        """Return a reply that does not depend on anybody's data; raise a ConfigError for any other."""
+        """Return a reply that does not depend on any client's data; raise a ConfigError otherwise."""
         if query.mechanism != "public":
-            raise refusal(f"{query.discloses} (a {type(query).__name__})")
+            raise refusal(described_class(query))
         return ask(query)
+
+
+def described_class(query: Query[Any]) -> str:
+    """Return what replies to a query disclose, and the name of its class."""
+    return f"{query.discloses} (a {type(query).__name__})"
 
 
 def refusal(what: str) -> ConfigError:

@@ -7,6 +7,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,22 +22,24 @@ from fedclade.core import (
     REJECTED_SUM,
     TOO_LATE,
     Ask,
-    DescriptorQuery,
+    DataQuery,
+    DataSpec,
     Evaluation,
     EvaluationQuery,
     Event,
     LeftOut,
     Limited,
+    R,
     Released,
     Retried,
     Round,
-    ShiftQuery,
+    RowQuery,
     Stepped,
-    SubspaceQuery,
     UpdateError,
     UpdateQuery,
     Updates,
     checked,
+    has_replied,
     require,
     rng,
 )
@@ -50,13 +53,22 @@ AWAY = f"{NOT_ASKED}, as it is away"
 class Absence(Middleware):
     """Leaves clients out that are ``away``, which may change between rounds; they are sent nothing.
 
-    That holds for all that a method is made of: updates, gradients, losses on training data, subspaces, descriptors. An
-    evaluation on test data measures a simulation from outside, and has all clients.
+    That holds for all that a method is made of: updates, gradients, losses on training data, and
+    rows of numbers about the data. An evaluation on test data measures a simulation from outside,
+    and has all clients.
+
+    Parameters
+    ----------
+    n_parameters
+        Number of parameters of the model, D.
+    spec
+        What the examples of all clients look like.
     """
 
-    def __init__(self, n_parameters: int) -> None:
+    def __init__(self, n_parameters: int, spec: DataSpec) -> None:
         self.away: frozenset[int] = frozenset()
         self._n_parameters = n_parameters
+        self._spec = spec
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return the updates of those that are there."""
@@ -80,33 +92,25 @@ class Absence(Middleware):
         found = ask(replace(query, ids=ids, assignment=rows))
         return replace(found, left_out={**away, **found.left_out})
 
-    def subspaces(self, query: SubspaceQuery, ask: Ask) -> Tensor:
-        """Return the singular vectors ``[n, L, d, p]`` of those that are there, and zeros for the others."""
-        return self._of_those_there(query, ask)
+    def data(self, query: DataQuery[R], ask: Ask) -> R:
+        """Return the rows of the clients that are there, and zeros for the others.
 
-    def descriptors(self, query: DescriptorQuery, ask: Ask) -> Tensor:
-        """Return the descriptors ``[n, 2 + B, C]`` of those that are there, and zeros for the others."""
-        return self._of_those_there(query, ask)
+        Other replies are those of all clients.
+        """
+        if isinstance(query, RowQuery):
+            return cast("R", self._rows(query, ask))
+        return ask(query)
 
-    def _of_those_there(self, query: SubspaceQuery | DescriptorQuery, ask: Ask) -> Tensor:
+    def _rows(self, query: RowQuery, ask: Ask) -> Tensor:
         if not (away := self._left_out(query.ids)):
             return ask(query)
         places = [place for place, client in enumerate(query.ids) if client not in away]
-        asked = [query.ids[place] for place in places] or query.ids[:1]  # one tells the shape
-        found = ask(replace(query, ids=asked))
-        vectors = found.new_zeros(len(query.ids), *found.shape[1:])
-        vectors[places] = found[: len(places)]
-        return vectors
-
-    def shifts(self, query: ShiftQuery, ask: Ask) -> Tensor:
-        """Return who has shifted of those that are there."""
-        if not (away := self._left_out(query.ids)):
-            return ask(query)
-        places = [place for place, client in enumerate(query.ids) if client not in away]
-        shifted = torch.zeros(len(query.ids), dtype=torch.bool)
-        if places:
-            shifted[places] = ask(replace(query, ids=[query.ids[place] for place in places]))
-        return shifted
+        if not places:
+            return query.no_rows(self._spec)
+        found = ask(replace(query, ids=[query.ids[place] for place in places]))
+        rows = found.new_zeros(len(query.ids), *found.shape[1:])
+        rows[places] = found
+        return rows
 
     def _left_out(self, ids: Collection[int]) -> dict[int, str]:
         return {client: AWAY for client in ids if client in self.away} if self.away else {}
@@ -268,24 +272,23 @@ class Retrying(Middleware):
             self._count(evaluation, travels=True)
         return evaluation
 
-    def subspaces(self, query: SubspaceQuery, ask: Ask) -> Tensor:
-        """Return singular vectors ``[n, L, d, p]``; clients that do not answer are asked again."""
-        return self._of_all(query, ask, "subspaces")
+    def data(self, query: DataQuery[R], ask: Ask) -> R:
+        """Return a reply; clients whose row of numbers does not come are queried again."""
+        if _shows_silence(query):
+            return cast("R", self._rows(cast("RowQuery", query), ask))
+        return ask(query)
 
-    def descriptors(self, query: DescriptorQuery, ask: Ask) -> Tensor:
-        """Return descriptors ``[n, 2 + B, C]``; clients that do not answer are asked again."""
-        return self._of_all(query, ask, "descriptors")
-
-    def _of_all(self, query: SubspaceQuery | DescriptorQuery, ask: Ask, what: str) -> Tensor:
-        vectors = ask(query)
+    def _rows(self, query: RowQuery, ask: Ask) -> Tensor:
+        rows = ask(query)
         for _ in range(self._retries):
-            if not (absent := _silent(vectors)):
+            if not (absent := _silent(rows)):
                 break
-            vectors = vectors.clone()
-            vectors[absent] = ask(replace(query, ids=[query.ids[i] for i in absent]))
-        if absent := _silent(vectors):
-            self._events.append(_left_out(what, dict.fromkeys((query.ids[i] for i in absent), DROPPED_OUT)))
-        return vectors
+            rows = rows.clone()
+            rows[absent] = ask(replace(query, ids=[query.ids[place] for place in absent]))
+        if absent := _silent(rows):
+            why = {query.ids[place]: DROPPED_OUT for place in absent}
+            self._events.append(_left_out(query.kind, why))
+        return rows
 
     def closed(self, number: int) -> tuple[Event, ...]:
         """End the step of a round; return the events of the clients that it left out.
@@ -349,9 +352,14 @@ def _left_out(query: str, why: Mapping[int, str]) -> LeftOut:
     return LeftOut(0, query, {client: why[client] for client in sorted(why)})
 
 
-def _silent(vectors: Tensor) -> list[int]:
-    """Return whose subspaces or descriptors ``[n, ...]`` did not come: who answers sends something but 0."""
-    return (~vectors.flatten(1).any(dim=1)).nonzero().flatten().tolist()
+def _shows_silence(query: DataQuery[Any]) -> bool:
+    """Return whether the reply to a query shows which clients did not reply."""
+    return isinstance(query, RowQuery) and not query.zeros_are_a_reply
+
+
+def _silent(rows: Tensor) -> list[int]:
+    """Return the places of the clients whose rows ``[n, ...]`` did not come."""
+    return (~has_replied(rows)).nonzero().flatten().tolist()
 
 
 def _reasons(left_out: dict[int, str]) -> str:

@@ -14,14 +14,16 @@ from torch.nn import functional
 from fedclade.channel.middleware import Middleware
 from fedclade.core import (
     Ask,
-    DescriptorQuery,
+    DataQuery,
     Evaluation,
     EvaluationQuery,
     Layout,
+    R,
     UpdateQuery,
     Updates,
     checked,
     matching,
+    models_of,
     packed,
     require,
     rng,
@@ -310,9 +312,13 @@ class Permuting(Middleware):
         """Return the scores of P⁻¹·θ."""
         return ask(replace(query, models=self.permutation.invert(query.models)))
 
-    def descriptors(self, query: DescriptorQuery, ask: Ask) -> Tensor:
-        """Return what P⁻¹·θ makes of the data, which P does not hide."""
-        return ask(replace(query, model=self.permutation.invert(query.model)))
+    def data(self, query: DataQuery[R], ask: Ask) -> R:
+        """Return what clients reply about P⁻¹·θ, which P does not hide."""
+        models = models_of(query)
+        if not models:
+            return ask(query)
+        inverted = {name: self.permutation.invert(model) for name, model in models.items()}
+        return ask(replace(query, **inverted))
 
 
 # Clients that make several updates at once, each from a part of their data.

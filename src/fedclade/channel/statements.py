@@ -1,4 +1,4 @@
-"""False statements of adversaries about their data and about models: losses, subspaces, descriptors and sums."""
+"""False statements of adversaries about models: swapped losses and scores."""
 
 from __future__ import annotations
 
@@ -9,13 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedclade.core import Evaluation, Statistics, rng
-
-HUGE = 1e30
-"""Every number of a false descriptor; finite in float32, so that it is not refused as it arrives."""
-
-FAR_OFF = 1000.0
-"""Distance of a false mean of inputs from the true one, in deviations."""
+from fedclade.core import Evaluation
 
 
 def reversed_claims(found: Evaluation, adversaries: Collection[int]) -> Evaluation:
@@ -45,19 +39,3 @@ def in_order(found: Evaluation, order: Tensor) -> Evaluation:
         examples=found.examples[order],
         wins=None if found.wins is None else found.wins[order],
     )
-
-
-def random_subspaces(vectors: Tensor, key: int) -> Tensor:
-    """Return random orthonormal vectors in the shape ``[L, d, p]`` of others; they belong to the client's key."""
-    draw = rng.torch_generator(0, "false subspaces", key)
-    drawn = torch.randn(vectors.shape, generator=draw, dtype=torch.float64)
-    return torch.linalg.qr(drawn).Q.to(vectors)
-
-
-def false_statistics(found: Statistics) -> Statistics:
-    """Return sums of as many examples that all have the rarest label, and whose inputs are far off."""
-    labels = torch.zeros_like(found.labels)
-    if len(labels):
-        labels[found.labels.argmin()] = found.labels.sum()
-    deviations = (found.squares / found.count).sqrt()
-    return replace(found, means=found.means + FAR_OFF * (1 + deviations), labels=labels)

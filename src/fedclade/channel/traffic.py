@@ -12,14 +12,15 @@ from fedclade.channel.middleware import Middleware
 from fedclade.core import (
     OWN,
     Ask,
-    DescriptorQuery,
+    DataQuery,
     Evaluation,
     EvaluationQuery,
     Query,
     R,
-    SubspaceQuery,
     UpdateQuery,
     Updates,
+    has_replied,
+    models_of,
 )
 
 
@@ -98,15 +99,14 @@ class Traffic(Middleware):
             self.meter.bytes_down += len(query.ids) * query.models[0].nbytes
         return ask(query)
 
-    def subspaces(self, query: SubspaceQuery, ask: Ask) -> Tensor:
-        """Count vectors up."""
-        vectors = ask(query)
-        self.meter.bytes_up += vectors[vectors.flatten(1).any(dim=1)].nbytes  # all zeros where none came
-        return vectors
+    def data(self, query: DataQuery[R], ask: Ask) -> R:
+        """Count models down and rows up.
 
-    def descriptors(self, query: DescriptorQuery, ask: Ask) -> Tensor:
-        """Count the model down, and what clients make of it up."""
-        found = ask(query)
-        self.meter.bytes_down += len(query.ids) * query.model.nbytes
-        self.meter.bytes_up += found[found.flatten(1).any(dim=1)].nbytes
-        return found
+        Single numbers are not counted, as scores are not.
+        """
+        reply = ask(query)
+        for model in models_of(query).values():
+            self.meter.bytes_down += len(query.ids) * model.nbytes
+        if isinstance(reply, Tensor) and reply.dim() > 1:
+            self.meter.bytes_up += reply[has_replied(reply)].nbytes
+        return reply

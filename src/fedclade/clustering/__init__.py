@@ -5,14 +5,7 @@ tensors and trees, without a run and without clients, except for the routing of 
 Algorithms, runs and reports import it; it imports :mod:`fedclade.core` alone.
 """
 
-from fedclade.clustering.descriptors import (
-    DescriptorSpace,
-    apart,
-    described,
-    epsilon_by_knee,
-    to_nearest_descriptor,
-    without_labels,
-)
+from fedclade.clustering.descriptors import DescriptorSpace, apart, described, epsilon_by_knee, to_nearest_descriptor
 from fedclade.clustering.far_branches import FarGroup, far_groups
 from fedclade.clustering.linkage import (
     CENTROID,
@@ -153,5 +146,4 @@ __all__ = [
     "views_of",
     "walk_down",
     "where_to_cut",
-    "without_labels",
 ]

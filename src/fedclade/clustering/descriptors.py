@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import scipy
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.clustering.routing import Assignment, Step, to_root
+from fedclade.clustering.routing import Assignment, Step
 from fedclade.clustering.similarity import Distances
-from fedclade.core import Clients, ParameterTree, UpdateError
+from fedclade.core import ParameterTree, UpdateError
 
 Points = NDArray[np.float64]
 
@@ -40,7 +39,7 @@ class DescriptorSpace:
 
     @classmethod
     def of(cls, descriptors: Tensor) -> DescriptorSpace:
-        """Return the space of clients' descriptors ``[n, 2 + B, C]``; see :class:`~fedclade.core.DescriptorQuery`."""
+        """Return the space of FLUX's descriptors of clients, ``[n, 2 + B, C]``."""
         numbers = descriptors.double().cpu().numpy()
         reach = REACH * float(numbers[:, 0].max())
         blocks = _centred(numbers, reach)
@@ -102,29 +101,6 @@ def knee(values: NDArray[np.float64]) -> int | None:
         if peak is not None and curve[place + 1] < least - ROUNDING:
             return count - 1 - peak
     return None
-
-
-def without_labels(
-    tree: ParameterTree, ids: Sequence[int], newcomers: Clients, members: Clients, seed: int
-) -> list[Assignment]:
-    """Assign newcomers to the leaf whose members' data is most like theirs, as the root's model sees it (FLUX).
-
-    By descriptors of which none needs a label: what labels are called, they do not show. Members are asked for theirs.
-    An UpdateError is raised if a newcomer, or no member at all, answers.
-    """
-    if len(tree.nodes) == 1:
-        return to_root(ids)
-    model, there = tree.nodes[0].model, set(members.ids)
-    of_leaf = {leaf.id: [client for client in leaf.members if client in there] for leaf in tree.leaves}
-    rows: dict[int, Tensor] = {}
-    for leaf, clients in of_leaf.items():
-        found = members.descriptors(clients, model, seed, per_label=False) if clients else model.new_zeros(0, 4, 1)
-        if (came := found.flatten(1).any(dim=1)).any():
-            rows[leaf] = found[came]
-    if not rows:
-        raise UpdateError("no member of the run describes its data, so no newcomer can be assigned; assign by labels")
-    found = newcomers.descriptors(ids, model, seed, per_label=False)
-    return to_nearest_descriptor(tree, described(ids, found), rows, DescriptorSpace.of(torch.cat([*rows.values()])))
 
 
 def described(ids: Sequence[int], found: Tensor) -> dict[int, Tensor]:

@@ -5,27 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
-from fedclade.core.evaluation import Evaluation, Statistics
+from fedclade.core.data_queries import DataQuery, check_kind
+from fedclade.core.evaluation import Evaluation
+from fedclade.core.mixtures import Mixture
 from fedclade.core.params import Layout
-from fedclade.core.queries import (
-    DescriptorQuery,
-    EvaluationQuery,
-    Handlers,
-    Mixture,
-    Query,
-    R,
-    Round,
-    ShiftQuery,
-    Split,
-    StatisticsQuery,
-    SubspaceQuery,
-    UpdateQuery,
-    refuse_unknown,
-)
+from fedclade.core.queries import EvaluationQuery, Query, R, Round, Split, UpdateQuery, refuse_unknown
 from fedclade.core.updates import Updates
 
 
@@ -92,23 +80,9 @@ class Clients(ABC):
         query = EvaluationQuery(ids, models, assignment, split, compares, mixture, data_round=data_round)
         return self.ask(query)
 
-    def subspaces(self, ids: Sequence[int], n_vectors: int, per_label: bool) -> Tensor:
-        """Let each client decompose its training inputs; see :class:`SubspaceQuery`."""
-        return self.ask(SubspaceQuery(ids, n_vectors, per_label))
-
-    def shifts(self, ids: Sequence[int], round_number: int, share: float, by_label: bool) -> Tensor:
-        """Let each client say whether its labels have shifted; see :class:`ShiftQuery`."""
-        return self.ask(ShiftQuery(ids, round_number, share, by_label))
-
-    def descriptors(
-        self, ids: Sequence[int], model: Tensor, seed: int, components: int = 0, *, per_label: bool = True
-    ) -> Tensor:
-        """Let each client describe its training data by a model ``[S]``; see :class:`DescriptorQuery`."""
-        return self.ask(DescriptorQuery(ids, model, seed, components, per_label))
-
 
 class Workers(Clients):
-    """Clients that do the work themselves, or reach those that do: a handler for each kind of query."""
+    """Clients that do the work themselves, or reach those that do: three handlers of queries."""
 
     layout: Layout
     """Where each tensor of the model lies in a vector."""
@@ -125,12 +99,16 @@ class Workers(Clients):
 
     def ask(self, query: Query[R], /) -> R:
         """Put a query; return the reply."""
-        of_models = self.handle_updates, self.handle_evaluation
-        of_data = self.handle_subspaces, self.handle_statistics, self.handle_shifts, self.handle_descriptors
-        return query.handled(Handlers(*of_models, *of_data, other=self.handle_other))
+        return cast("R", self._handle(query))
 
-    def handle_other(self, query: Query[Any]) -> Any:
-        """Return the reply to a kind of query that fedclade does not know; by default a ConfigError is raised."""
+    def _handle(self, query: Query[Any]) -> Any:
+        if isinstance(query, UpdateQuery):
+            return self.handle_updates(query)
+        if isinstance(query, EvaluationQuery):
+            return self.handle_evaluation(query)
+        if isinstance(query, DataQuery):
+            check_kind(type(query))
+            return self.handle_data(query)
         return refuse_unknown(query)
 
     @abstractmethod
@@ -142,17 +120,5 @@ class Workers(Clients):
         """Return the scores of the clients that reply."""
 
     @abstractmethod
-    def handle_subspaces(self, query: SubspaceQuery) -> Tensor:
-        """Return singular vectors, ``[n, L, d, p]``."""
-
-    @abstractmethod
-    def handle_statistics(self, query: StatisticsQuery) -> Statistics:
-        """Return what the training examples of all clients come to."""
-
-    @abstractmethod
-    def handle_shifts(self, query: ShiftQuery) -> Tensor:
-        """Return whose labels have shifted, bool ``[n]``."""
-
-    @abstractmethod
-    def handle_descriptors(self, query: DescriptorQuery) -> Tensor:
-        """Return descriptors, ``[n, 2 + B, C]``."""
+    def handle_data(self, query: DataQuery[R]) -> R:
+        """Return the reply to a query that each client answers from its own data."""

@@ -2,206 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from fedclade.core import rng
 from fedclade.core.errors import ConfigError
-from fedclade.core.evaluation import Evaluation, Statistics
+from fedclade.core.evaluation import Evaluation
 from fedclade.core.local import LocalRule, LocalTraining
-from fedclade.core.registry import DataSpec
+from fedclade.core.mixtures import Mixture
+from fedclade.core.private_questions import Question
 from fedclade.core.updates import Updates
-
-# Mixtures of models: each client has a weight π_m for every model m, and predicts with the weighted
-# mean of all.
-
-LEAST_MASS = 1e-8
-"""Of a label in a component, in examples: no label is so rare that it is divided by less (FedRC's official code)."""
-
-
-@dataclass(frozen=True, eq=False)
-class Mixture:
-    """That all models of a query are the K components of one mixture.
-
-    Parameters
-    ----------
-    by_label
-        Whether clients send besides, for each component, how their examples of each label lean towards it.
-    rates
-        P̂ ``[K, C]``: how common each label is in each component; by it responsibilities are divided (FedRC). None: they
-        are not.
-    """
-
-    by_label: bool = False
-    rates: Tensor | None = None
-
-    def responsibilities(self, weights: Tensor, losses: Tensor, targets: Tensor) -> Tensor:
-        """Return q_j(m) ∝ π_m exp(−ℓ_jm) / P̂_m(y_j), float64 ``[n, K]``, of a client's n examples (E-step).
-
-        ``weights`` is π ``[K]``, ``losses`` are ℓ ``[n, K]`` in nats and ``targets`` y ``[n]``.
-        """
-        scores = weights.double().log() - losses.double()
-        if self.rates is not None:
-            scores = scores - self.rates.to(scores).log().t()[targets.long()]
-        return scores.softmax(1)
-
-    def tables(self, leaning: Tensor, targets: Tensor, labels: int) -> Tensor:
-        """Return Σ q_j(m) over the examples of each label, over n: ``[K, C]``, of responsibilities ``[n, K]``."""
-        sums = leaning.new_zeros(labels, leaning.shape[1]).index_add_(0, targets.long(), leaning)
-        return sums.t() / len(leaning)
-
-
-def label_rates(mean: Tensor, examples: float) -> Tensor:
-    """Return P̂ ``[K, C]`` of the clients' mean table, weighted by their examples, and how many these are in all."""
-    counts = (mean.double() * examples).clamp(min=LEAST_MASS)
-    return counts / counts.sum(1, keepdim=True)
-
-
-def packed(deltas: Tensor, n_parameters: int, tables: Tensor | None = None) -> Tensor:
-    """Return the updates ``[..., K, S]`` of K models as one vector each: parameters, then buffers, then the tables.
-
-    Tables ``[..., K, C]`` come where buffers do: both are averaged, and compared by nobody.
-    """
-    parts = [deltas[..., :n_parameters], deltas[..., n_parameters:], *([] if tables is None else [tables.to(deltas)])]
-    return torch.cat([part.flatten(-2) for part in parts], -1)
-
-
-def unpacked(vectors: Tensor, components: int, size: int, n_parameters: int) -> tuple[Tensor, Tensor]:
-    """Return the updates ``[..., K, S]`` and tables ``[..., K, C]`` that :func:`packed` has joined; C may be 0."""
-    K, D, end = components, n_parameters, components * size
-    shape = vectors.shape[:-1]
-    parameters = vectors[..., : K * D].reshape(*shape, K, D)
-    buffers = vectors[..., K * D : end].reshape(*shape, K, size - D)
-    tables = vectors[..., end:].reshape(*shape, K, (vectors.shape[-1] - end) // K)
-    return torch.cat([parameters, buffers], -1), tables
-
-
-# What clients are asked about their updates where nobody may see one: sums of functions of them,
-# and choices.
-#
-# A client sketches its update, scales the sketch to length 1, and that is its signature u ``[R]``,
-# which stays with it. It replies with a function of u: a vector of at most length 1, of which the
-# server gets the sum alone, or a choice. Any two vectors that a client could send to one question
-# have an inner product of at least 0, so they lie at most √2 apart: the sensitivity of their sum
-# where the data of one client are replaced.
-
-SENSITIVITY = math.sqrt(2.0)
-"""How far two vectors can lie apart that a client could send to a question for a sum."""
-
-
-@dataclass(frozen=True, eq=False)
-class Question(ABC):
-    """A question about the signatures of clients in a round.
-
-    Parameters
-    ----------
-    seed, dim
-        Of the sketch, a count sketch to R = ``dim`` numbers: public, and the same for all clients.
-    """
-
-    about: ClassVar[str]
-    sums: ClassVar[bool] = True  # whether the server gets the sum of the replies; otherwise each client's choice
-
-    seed: int
-    dim: int
-
-    @property
-    def options(self) -> int:
-        """How many choices there are; 0 where a sum is asked for."""
-        return 0
-
-    def signatures(self, updates: Tensor) -> Tensor:
-        """Return the signatures u, float64 ``[n, R]``, of updates ``[n, D]``; that of a zero update is zero."""
-        draw = rng.torch_generator(self.seed, "private signature")
-        buckets = torch.randint(self.dim, (updates.shape[1],), generator=draw).to(updates.device)
-        signs = 2.0 * torch.randint(2, (updates.shape[1],), generator=draw) - 1.0
-        sketches = updates.new_zeros(len(updates), self.dim, dtype=torch.float64)
-        for row, update in zip(sketches, updates, strict=True):
-            row.index_add_(0, buckets, update.double() * signs.to(row))
-        return functional.normalize(sketches, dim=1)
-
-    @abstractmethod
-    def answered(self, signatures: Tensor) -> Tensor:
-        """Return the replies to signatures ``[n, R]``: vectors ``[n, m]`` of at most length 1, or choices ``[n]``."""
-
-
-@dataclass(frozen=True, eq=False)
-class Moments(Question):
-    """The second moments u uᵀ, of Frobenius norm 1, as their upper triangle; off the diagonal times √2."""
-
-    about = "moments"
-
-    def answered(self, signatures: Tensor) -> Tensor:
-        """Return u uᵀ ``[n, R(R+1)/2]``."""
-        rows, columns = torch.triu_indices(self.dim, self.dim, device=signatures.device)
-        scale = torch.where(rows == columns, 1.0, SENSITIVITY).to(signatures)
-        return signatures[:, rows] * signatures[:, columns] * scale
-
-
-@dataclass(frozen=True, eq=False)
-class Placed(Question):
-    """A question about the directions v of signatures within a subspace: u projected on its basis, scaled to length 1.
-
-    ``basis [R, d]`` has orthonormal columns.
-    """
-
-    basis: Tensor
-
-    def directions(self, signatures: Tensor) -> Tensor:
-        """Return v ``[n, d]``."""
-        return functional.normalize(signatures @ self.basis.to(signatures), dim=1)
-
-
-@dataclass(frozen=True, eq=False)
-class Cells(Placed):
-    """In the cell of the nearest of some points ``[B, d]``: 1 and v, divided by √2; zeros in all other cells."""
-
-    about = "cells"
-
-    points: Tensor
-
-    def answered(self, signatures: Tensor) -> Tensor:
-        """Return the cells ``[n, B (1 + d)]``."""
-        v = self.directions(signatures)
-        cell = (v @ self.points.to(v).T).argmax(1)
-        content = torch.cat([torch.ones_like(v[:, :1]), v], dim=1) / SENSITIVITY
-        cells = v.new_zeros(len(v), len(self.points), content.shape[1])
-        cells[torch.arange(len(v)), cell] = content
-        return cells.flatten(1)
-
-
-@dataclass(frozen=True, eq=False)
-class Choice(Placed):
-    """Which of k centres ``[k, d]`` has the largest inner product with v."""
-
-    about = "choice"
-    sums = False
-
-    centres: Tensor
-
-    @property
-    def options(self) -> int:
-        """K."""
-        return len(self.centres)
-
-    def is_same(self, other: Choice) -> bool:
-        """Whether another question is between the same centres."""
-        return torch.equal(self.basis, other.basis) and torch.equal(self.centres, other.centres)
-
-    def answered(self, signatures: Tensor) -> Tensor:
-        """Return the choices, int64 ``[n]``."""
-        v = self.directions(signatures)
-        return (v @ self.centres.to(v).T).argmax(1)
-
 
 Split = Literal["train", "validation", "test"]
 
@@ -377,10 +193,6 @@ class Query(ABC, Generic[R_co]):
     ids: Sequence[int]  # [n]
     data_round: int = field(default=0, kw_only=True)  # about what they held in that round; 0: about what they hold
 
-    @abstractmethod
-    def handled(self, handlers: Handlers) -> R_co:
-        """Return the reply of the handler of this kind of query."""
-
 
 @dataclass(frozen=True, eq=False)
 class UpdateQuery(Query[Updates]):
@@ -398,7 +210,7 @@ class UpdateQuery(Query[Updates]):
     lets each client keep a model of its own besides, while its update is that of the model which it was sent.
     With a ``mixture``, each client is sent all models, the row in its place is 0, and it trains every one of them on
     its examples, each weighted by its responsibility (FedEM). Its update is that of all models, as
-    :func:`~fedclade.core.queries.packed` has it; it keeps its weights π for itself.
+    :func:`~fedclade.core.packed` has it; it keeps its weights π for itself.
 
     With a ``question``, clients reply with what it says of their updates: the sum of it over all clients that reply is
     in :attr:`Updates.sums`, or the choice of each in :attr:`Updates.components`.
@@ -425,10 +237,6 @@ class UpdateQuery(Query[Updates]):
     def is_secret(self) -> bool:
         """Whether clients keep what they train to themselves, so that updates are empty."""
         return self.own and not self.shares
-
-    def handled(self, handlers: Handlers) -> Updates:
-        """Return the updates."""
-        return handlers.updates(self)
 
     def select(self, ids: Sequence[int]) -> UpdateQuery:
         """Return the query to some of the clients, in the order given."""
@@ -462,10 +270,6 @@ class EvaluationQuery(Query[Evaluation]):
     compares: bool = False
     mixture: Mixture | None = None  # what the models are together, if they are one mixture
 
-    def handled(self, handlers: Handlers) -> Evaluation:
-        """Return the scores."""
-        return handlers.evaluation(self)
-
 
 @dataclass(frozen=True, eq=False)
 class ChoiceQuery(EvaluationQuery):
@@ -477,50 +281,6 @@ class ChoiceQuery(EvaluationQuery):
 
     mechanism = "none"
     discloses = "choice"
-
-
-@dataclass(frozen=True, eq=False)
-class SubspaceQuery(Query[Tensor]):
-    """Decompose training inputs, one a column, and reply with their left singular vectors ``[n, L, d, p]``.
-
-    For n clients and inputs of d numbers as they are stored; L is the number of labels, or 1. Columns are unit vectors;
-    those that a client has too few examples for are zeros, and so are all of a client that does not reply.
-    """
-
-    mechanism = "none"
-    discloses = "subspaces"
-
-    n_vectors: int  # p: those of the largest singular values
-    per_label: bool  # whether the inputs of each label are decomposed by themselves
-
-    def matrices(self, spec: DataSpec) -> int:
-        """Return L for some data; a ConfigError if it should be by labels, and examples have none or several."""
-        if self.per_label and spec.labels is None:
-            raise ConfigError(
-                f"each label's data cannot be compared by itself in a {spec.task} task, whose examples do not have one "
-                "label each; set algorithm.distance = 'paper'"
-            )
-        return (spec.labels or 1) if self.per_label else 1
-
-    def handled(self, handlers: Handlers) -> Tensor:
-        """Return the singular vectors."""
-        return handlers.subspaces(self)
-
-
-@dataclass(frozen=True, eq=False)
-class StatisticsQuery(Query[Statistics]):
-    """Count training examples and add their inputs up, and reply with what all clients' come to together."""
-
-    mechanism = "none"
-    discloses = "statistics"
-
-    inputs: bool = False  # whether those of columns of numbers are asked for, as they were before they were scaled
-    labels: int = 0  # how many labels are counted; 0: none
-    largest_weight: float = math.inf  # over a network: how many times the median client's examples one counts with
-
-    def handled(self, handlers: Handlers) -> Statistics:
-        """Return the sums."""
-        return handlers.statistics(self)
 
 
 def check_declared(kind: type[Query[Any]]) -> None:
@@ -545,99 +305,9 @@ def refuse_unknown(query: Query[Any]) -> Any:
     raise ConfigError(f"these clients do not know how to answer a {type(query).__name__}")
 
 
-@dataclass(frozen=True)
-class Handlers:
-    """What replies to each kind of query; ``other`` to kinds that fedclade does not know."""
-
-    updates: Callable[[UpdateQuery], Updates]
-    evaluation: Callable[[EvaluationQuery], Evaluation]
-    subspaces: Callable[[SubspaceQuery], Tensor]
-    statistics: Callable[[StatisticsQuery], Statistics]
-    shifts: Callable[[ShiftQuery], Tensor]
-    descriptors: Callable[[DescriptorQuery], Tensor]
-    other: Callable[[Query[Any]], Any] = refuse_unknown
-
-
 class Ask(Protocol):
     """Puts a query to clients."""
 
     def __call__(self, query: Query[R], /) -> R:
         """Return the reply."""
         ...
-
-
-# The query by which clients describe their data by what a model makes of it.
-
-COMPONENTS = 10
-"""Components of a descriptor where examples have no labels, by whose number it goes by default."""
-
-
-@dataclass(frozen=True, eq=False)
-class DescriptorQuery(Query[Tensor]):
-    """Describe training data by a model's latent; the reply is float32 ``[n, 2 + B, C]`` (FLUX).
-
-    The latent of an example is the input of the first dense layer behind the last convolution, flattened; of a model
-    without convolutions, the input of its last dense layer. C components are taken of it, along directions that depend
-    on the seed and the width of the latent alone. The rows of a client's block are: the largest entry of its latents,
-    C times; what the components are of a point amid the cube that the directions were found in, of side 1; mean and
-    standard deviation of its components, B = 2; and with ``per_label`` the means, and then the deviations, of each of L
-    labels by itself, as the client sees them, B = 2 + 2L. Those of a label with fewer than two examples are −1. Of a
-    client that does not reply all is 0.
-    """
-
-    mechanism = "none"
-    discloses = "descriptors"
-
-    model: Tensor  # [S]
-    seed: int
-    components: int = 0  # C; 0: as many as there are labels, the last of them 0 where the latent has fewer entries
-    per_label: bool = True
-
-    def shape(self, spec: DataSpec) -> tuple[int, int]:
-        """Return 2 + B and C for some data; a ConfigError if it should be by labels, and examples have none."""
-        if self.per_label and spec.labels is None:
-            raise ConfigError(
-                f"each label's data cannot be described by itself in a {spec.task} task, whose examples do not have "
-                "one label each; set algorithm.per_label = false"
-            )
-        groups = 1 + (spec.labels or 0) if self.per_label else 1
-        return 2 + 2 * groups, self.components or spec.labels or COMPONENTS
-
-    def handled(self, handlers: Handlers) -> Tensor:
-        """Return the descriptors."""
-        return handlers.descriptors(self)
-
-
-# The query by which clients say whether their data has shifted.
-
-
-@dataclass(frozen=True, eq=False)
-class ShiftQuery(Query[Tensor]):
-    """Say whether the labels of the training data have shifted since one last said so; the reply is bool ``[n]``.
-
-    Each client compares how often it has each of C labels with how often it had when it was first asked, or last said
-    that they had shifted, n examples then. They have if the distance is above ``share · n/C``. It is Σ|a − b|/C over
-    the two lists of counts, each in ascending order, which is SciPy's ``wasserstein_distance`` of counts that are taken
-    for samples, and does not see that labels trade places; ``by_label`` leaves them in the order of the labels.
-    Clients that do not reply have not shifted.
-    """
-
-    mechanism = "none"
-    discloses = "shifts"
-
-    round: int
-    share: float
-    by_label: bool
-
-    def labels(self, spec: DataSpec) -> int:
-        """Return C for some data; a ConfigError if examples have no label, or several."""
-        if spec.labels is None:
-            raise ConfigError(
-                f"the labels of a {spec.task} task cannot be counted, so no shift is seen in its data; set "
-                "algorithm.migrate = false"
-            )
-        return spec.labels
-
-    def handled(self, handlers: Handlers) -> Tensor:
-        """Return who has shifted."""
-        return handlers.shifts(self)

@@ -7,6 +7,7 @@ from fedclade.data.agreement import Agreement, Encoding, Proposal, agree, encode
 from fedclade.data.arrays import InputKind, cache_folder
 from fedclade.data.cell_values import Notation
 from fedclade.data.client_data import Augment, ClientData, Stage, augment_of, mapped
+from fedclade.data.client_statistics import Statistics, StatisticsQuery, bounded, statistics
 from fedclade.data.client_table import ClientTable, SplitRows
 from fedclade.data.concepts import PlantedSettings, concepts, write_planted
 from fedclade.data.drift import Drift
@@ -23,7 +24,7 @@ from fedclade.data.schema import DataSchema, InputColumn, SchemaError, name_diff
 from fedclade.data.sheets import Rows, Sheet
 from fedclade.data.shift import SHIFTS, Shift, View, shift_named, shift_views
 from fedclade.data.sources import SOURCES, Source, load_pool
-from fedclade.data.standardize import rescaled, statistics
+from fedclade.data.standardize import rescaled
 from fedclade.data.typed_columns import ColumnRoles, prepare_sheets
 
 __all__ = [
@@ -60,10 +61,13 @@ __all__ = [
     "Source",
     "SplitRows",
     "Stage",
+    "Statistics",
+    "StatisticsQuery",
     "TableSource",
     "View",
     "agree",
     "augment_of",
+    "bounded",
     "cache_folder",
     "check_data_settings",
     "check_newcomers",

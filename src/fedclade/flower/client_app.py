@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
@@ -14,9 +14,10 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedclade.channel import Adversary, Budget, ExamplePrivacy, Lying, Mechanism
-from fedclade.core import ConfigError, DataError, FedcladeError, ModelError, Round, checked, require
+from fedclade.core import ConfigError, DataError, FedcladeError, ModelError, Round, RowQuery, checked, require
 from fedclade.data import Backdoor, DataSchema, Federation, LabelFlip, SchemaError, encode_by, poisoned
 from fedclade.flower.client_handler import ClientHandler
+from fedclade.flower.kinds import register_query
 from fedclade.flower.policy import Policy
 from fedclade.flower.private_replies import FAILED
 from fedclade.flower.schema_exchange import Proposer, SchemaSharing, read_agreed
@@ -64,7 +65,7 @@ class LyingHandler(ClientHandler):
 
     def answer(self, content: Content, state: RecordDict | None = None, key: Key | None = None) -> RecordDict:
         """Return the answer to a query, which may be a lie from some round on; see :class:`ClientHandler`."""
-        if content.get("what", str) in ("train", "gradients", "masked", "shifts"):
+        if "round" in content.values:
             self._lying.begin(content.get("round", int))
         return super().answer(content, state, key)
 
@@ -114,6 +115,7 @@ def client_app(
     adapter: LoRA | None = None,
     seed: int = 0,
     adversary: Adversary | None = None,
+    queries: Sequence[type[RowQuery]] = (),
 ) -> ClientApp:
     """Make the app that every SuperNode runs.
 
@@ -148,12 +150,17 @@ def client_app(
     adversary
         How it lies, to try what a federation makes of it; of the kinds that need no other clients. It does not, if left
         out.
+    queries
+        Classes of queries that a method outside of fedclade brings, see :class:`fedclade.RowQuery`.
+        A client answers one if its policy allows its kind.
 
     Returns
     -------
     ClientApp
         It answers every query; what it cannot answer it refuses, with the reason.
     """
+    for query in queries:
+        register_query(query)
 
     def make(context: Context, agreed: DataSchema | None) -> ClientHandler | Proposer:
         node = node_settings(context)

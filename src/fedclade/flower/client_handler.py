@@ -36,7 +36,6 @@ from fedclade.channel import (
     check_local,
     client_side,
     multiplier_for,
-    refusal,
 )
 from fedclade.core import (
     FORBIDS,
@@ -47,13 +46,14 @@ from fedclade.core import (
     EvaluationQuery,
     FedcladeError,
     Layout,
+    PolicyError,
+    RowQuery,
     Split,
-    StatisticsQuery,
     UpdateError,
     Updates,
     importing_only,
 )
-from fedclade.data import DataSchema, Federation, rescaled
+from fedclade.data import DataSchema, Federation, StatisticsQuery, rescaled
 from fedclade.flower import wire
 from fedclade.flower.closed_scores import ClosedScores, ScoreNoise, is_mean
 from fedclade.flower.data_splits import SplitLog
@@ -63,11 +63,12 @@ from fedclade.flower.node_store import NodeStore, Residuals, uses_kept
 from fedclade.flower.policy import NotDisclosedError, Policy, Usage, UsageLog, cost_of
 from fedclade.flower.private_replies import ErrorShield, without_details
 from fedclade.flower.replies import as_values, read_statistics, size_class
+from fedclade.flower.row_messages import read_query, reply_with
 from fedclade.flower.schema_exchange import encoding_digest
 from fedclade.flower.secure.member import Member, joined, training_of
 from fedclade.flower.signing import Key, secret_digest, secret_model, seed_of
 from fedclade.flower.sketch_log import Projection, Sketched, SketchLog
-from fedclade.flower.training_asked import TrainingAsked, TrainingFailedError, read_descriptor_query, read_shift_query
+from fedclade.flower.training_asked import TrainingAsked, TrainingFailedError
 from fedclade.flower.wire import Content, shown
 from fedclade.models import Parts
 from fedclade.runs import Maker, check_inputs_apart, module_for
@@ -371,10 +372,7 @@ class ClientHandler:
             "gradients": lambda content: self._train(content, state),
             "evaluate": self._evaluate,
             "choose": self._choose,
-            "subspaces": self._subspaces,
             "statistics": self._statistics,
-            "shifts": self._shifts,
-            "descriptors": self._descriptors,
             "keys": lambda content: member.keys(content, state, key),
             "shares": lambda content: member.shares(content, state, key),
             "masked": lambda _: member.masked(
@@ -389,7 +387,10 @@ class ClientHandler:
         }
         kind = content.get("what", str)
         if kind not in KINDS:
-            raise UpdateError(f"asked for {shown(kind)}, which is none of {', '.join(KINDS)}")
+            raise PolicyError(
+                f"{FORBIDS} the question {shown(kind)}, which it does not know; if it is that of a method of your "
+                f"own, pass its class to client_app(queries=[...]); it knows {', '.join(KINDS)}"
+            )
         entry = KINDS[kind]
         mine = wire.layout_digest(self._layout)
         if kind != "hello" and (theirs := content.get("layout", str)) != mine:
@@ -397,7 +398,8 @@ class ClientHandler:
         self._policy.check_kind(kind)
         self._policy.check_declared(kind, private=self._is_private)
         self._check_disclosed(kind, content)
-        answered = answers[kind] if entry.answer is None else partial(entry.answer, self._clients(), self._data.id)
+        rows = entry.row_query
+        answered = answers[kind] if rows is None else partial(self._row, rows)
         if kind == "masked":
             kind, content = "train", training_of(content)
         elif not (kind == "train" and content.get("own", bool) and not content.get("shares", bool)):
@@ -405,7 +407,7 @@ class ClientHandler:
         if self._trainer.needs_all and entry.takes_sums:
             self._trainer.take(content.values)
         # Count the query before anything is computed: one that fails half-way must not be free.
-        cost = Usage(releases=1) if entry.answer else cost_of(kind, content, is_closed=self._is_closed)
+        cost = cost_of(kind, content, is_closed=self._is_closed)
         is_exact = whole.values["what"] == "train" and not self._is_private
         is_repeated = is_exact and self._splits.is_repeated(content, state)
         if cost != Usage() and not is_repeated:
@@ -417,7 +419,7 @@ class ClientHandler:
             self._kept.open(self._trainer.workers.store, content.get("run", str), state)
         with importing_only(self._imports):  # a server's message names nothing else that is imported here
             answer = answered(content)
-        if keeps and kind in ("train", "shifts"):
+        if keeps and (kind == "train" or (rows is not None and rows.stores)):
             self._kept.close(state)
         return answer
 
@@ -435,8 +437,6 @@ class ClientHandler:
         if query is None or not self._is_closed:
             return
         if self._is_private and query.mechanism == "none":
-            if KINDS[kind].answer is not None:
-                raise refusal(f"{query.discloses}, which the question {kind!r} is about")
             return  # the middleware Withholding refuses it, and names what is withheld
         if kind == "evaluate":
             if self._is_private and content.get("split", str) == "train":
@@ -623,20 +623,11 @@ class ClientHandler:
         losses = self._clients().ask(query).losses.nan_to_num(math.inf)
         return wire.record({"choice": int(losses.argmin())})
 
-    def _subspaces(self, content: Content) -> RecordDict:
-        vectors, per_label = content.get("vectors", int), content.get("per_label", bool)
-        self._policy.check_vectors(vectors)
-        found = self._clients().subspaces([self._data.id], vectors, per_label)
-        return wire.record({}, {"subspaces": wire.raw_vector(found.flatten())})
-
-    def _shifts(self, content: Content) -> RecordDict:
-        shifted = self._clients().ask(read_shift_query(self._data.id, content))
-        return wire.record({"round": content.get("round", int), "shifted": bool(shifted[0])})
-
-    def _descriptors(self, content: Content) -> RecordDict:
-        query = read_descriptor_query(self._data.id, self._models(content, ["model"])[0], content)
-        self._policy.check_descriptor(self._reported_examples, query.shape(self._federation.pool.schema)[1])
-        return wire.record({}, {"descriptor": wire.raw_vector(self._clients().ask(query).flatten())})
+    def _row(self, kind: type[RowQuery], content: Content) -> RecordDict:
+        """Answer with one row of numbers about its data."""
+        query = read_query(kind, self._data.id, content, lambda name: self._models(content, [name])[0])
+        self._policy.check_rows(query, self._federation.pool.schema, self._reported_examples)
+        return reply_with(query, self._clients().ask(query)[0])
 
     def _clients(self, sketch: Sketch | None = None) -> Channel:
         return Channel(self._trainer.workers, *self._shields, *self._client_side(sketch))

@@ -31,18 +31,8 @@ from fedclade.channel import (
     check_local,
     server_side,
 )
-from fedclade.core import (
-    LARGEST_NORM,
-    ConfigError,
-    DataSpec,
-    Layout,
-    StatisticsQuery,
-    UpdateError,
-    checked,
-    owner_only,
-    require,
-)
-from fedclade.data import DataSchema, read_declared
+from fedclade.core import LARGEST_NORM, ConfigError, DataSpec, Layout, UpdateError, checked, owner_only, require
+from fedclade.data import DataSchema, StatisticsQuery, read_declared
 from fedclade.flower import wire
 from fedclade.flower.exchange import Exchange
 from fedclade.flower.grid_clients import ConnectedClients, GridClients

@@ -23,6 +23,7 @@ from fedclade.core import (
     ConfigError,
     DataError,
     ParameterTree,
+    RowQuery,
     UntrustedNameError,
     check_arguments,
     checked,
@@ -45,6 +46,7 @@ from fedclade.data import (
 from fedclade.flower.client_app import NodeSettings, app_for, node_settings
 from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.federate import MakeAlgorithm, ModelFor, Network, federate
+from fedclade.flower.kinds import register_query
 from fedclade.flower.schema_exchange import Proposer, SchemaSharing
 from fedclade.flower.secure.terms import check_sums, with_signs
 from fedclade.models import Preset, model_factory
@@ -362,7 +364,7 @@ def finish_run(folder: Path) -> Run:
     )
 
 
-def client_app_from_config(imports: Sequence[str] = ()) -> ClientApp:
+def client_app_from_config(imports: Sequence[str] = (), queries: Sequence[type[RowQuery]] = ()) -> ClientApp:
     """Make a ClientApp with the settings of the run config; see :func:`fedclade.flower.client_app`.
 
     The data is the run config's, divided among its ``data.clients``; a node has the part of its ``partition-id``. Where
@@ -374,8 +376,10 @@ def client_app_from_config(imports: Sequence[str] = ()) -> ClientApp:
     Whoever starts the run writes its config. So a client imports nothing that the config names by ``module:name``,
     unless the app allows it in ``imports`` or the client itself in ``imports`` of its node config, and it reads
     ``data.files`` or a ``data.folder`` in its own data folder alone. An algorithm that it does not have is the server's
-    affair.
+    affair. ``queries`` are the classes of queries that a method outside of fedclade brings.
     """
+    for query in queries:
+        register_query(query)
 
     def make(context: Context, agreed: DataSchema | None) -> ClientHandler | Proposer:
         settings = node_settings(context)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from flwr.app import Array, MessageType, RecordDict
@@ -23,29 +23,30 @@ from fedclade.core import (
     TOO_LATE,
     ChoiceQuery,
     Clients,
-    DescriptorQuery,
+    ConfigError,
+    DataQuery,
     Disconnected,
     Evaluation,
     EvaluationQuery,
     Event,
     Layout,
     ParameterTree,
+    R,
     Reconnected,
     Refused,
     Round,
-    ShiftQuery,
+    RowQuery,
     Split,
-    Statistics,
-    StatisticsQuery,
-    SubspaceQuery,
     UpdateError,
     UpdateQuery,
     Updates,
     Waiting,
     Workers,
 )
-from fedclade.flower import training_asked, wire
+from fedclade.data import Statistics, StatisticsQuery
+from fedclade.flower import wire
 from fedclade.flower.exchange import AT_ONCE, Exchange
+from fedclade.flower.kinds import check_travels
 from fedclade.flower.models_sent import ModelsSent, as_values, length_of, of_mixture, training_values
 from fedclade.flower.node_registry import NodeRegistry
 from fedclade.flower.policy import check_allowed
@@ -53,7 +54,6 @@ from fedclade.flower.replies import (
     LARGEST_LOSS,
     Scores,
     UpdateReply,
-    are_singular,
     evaluation_of,
     examples_trained_on,
     largest_of_class,
@@ -63,6 +63,7 @@ from fedclade.flower.replies import (
     read_wins,
     summed,
 )
+from fedclade.flower.row_messages import largest_reply, read_row, values_of, vectors_of
 from fedclade.flower.secure.server import secure_updates
 from fedclade.flower.secure.terms import Members, SecureAggregation
 from fedclade.flower.wire import Content
@@ -374,43 +375,44 @@ class GridClients(Workers):
             without_loss=frozenset(ids),
         )
 
-    def handle_subspaces(self, query: SubspaceQuery) -> Tensor:
-        """Let each client decompose its training inputs; those of a client that does not answer are all zeros."""
-        ids, schema = query.ids, self._registry.clients.schema
-        shape = (query.matrices(schema), math.prod(schema.input_shape), query.n_vectors)
-        content = self.content("subspaces", {"vectors": query.n_vectors, "per_label": query.per_label})
-        found = torch.zeros(len(ids), *shape)
-        place_of = {client: place for place, client in enumerate(ids)}
+    def handle_data(self, query: DataQuery[R]) -> R:
+        """Let each client answer from its own data."""
+        if isinstance(query, RowQuery):
+            return cast("R", self._rows(query))
+        if isinstance(query, StatisticsQuery):
+            return cast("R", self._statistics(query))
+        raise ConfigError(
+            f"a {type(query).__name__} cannot be put over a network; make it a subclass of "
+            "fedclade.RowQuery, or run a simulation"
+        )
+
+    def _rows(self, query: RowQuery) -> Tensor:
+        """Return the row of each client; zeros of a client that does not reply."""
+        check_travels(type(query))
+        schema = self._registry.clients.schema
+        shape = query.shape(schema)
+        content = self.content(query.kind, values_of(query), vectors_of(query))
+        contents = dict.fromkeys(query.ids, content)
+        rows = query.no_rows(schema)
+        place_of = {client: place for place, client in enumerate(query.ids)}
         left_out: dict[int, str] = {}  # those clients are queried again, and reported then
 
         def read(client: int, content: Content) -> Tensor:
-            content.has_only(("subspaces",))
-            return wire.read_vector(content.vector("subspaces"), shape, torch.float32, "subspaces")
+            return read_row(query, content, shape)
 
-        contents, largest = dict.fromkeys(ids, content), 4 * math.prod(shape)
-        for client, vectors in self.request(contents, MessageType.QUERY, "subspaces", read, left_out, largest):
-            if are_singular(vectors):
-                found[place_of[client]] = vectors
-        check_allowed("subspaces", ids, left_out, len(self._registry.connected))
-        return found
+        largest = largest_reply(query, shape)
+        replies = self.request(contents, MessageType.QUERY, query.kind, read, left_out, largest)
+        for client, row in replies:
+            rows[place_of[client]] = row
+        check_allowed(query.kind, query.ids, left_out, len(self._registry.connected))
+        return rows
 
-    def handle_statistics(self, query: StatisticsQuery) -> Statistics:
-        """Let each client add up its training examples; an UpdateError unless most do."""
-        clients, content = self._registry.clients, self.content("statistics", {})
-        return summed(query, clients.sizes, math.prod(clients.schema.input_shape), content, self.request)
-
-    def handle_shifts(self, query: ShiftQuery) -> Tensor:
-        """Let each client compare its labels with those of before; who does not answer has not shifted."""
-        query.labels(self._registry.clients.schema)
-        content = self.content("shifts", training_asked.describe_shift_query(query))
-        connected = len(self._registry.connected)
-        return training_asked.ask_for_shifts(query, content, self.request, connected)
-
-    def handle_descriptors(self, query: DescriptorQuery) -> Tensor:
-        """Let each client describe its training data; those of a client that does not answer are all zeros."""
-        values = training_asked.describe_descriptor_query(query)
-        content = self.content("descriptors", values, {"model": wire.raw_vector(query.model)})
-        return training_asked.ask_for_descriptors(query, content, self.request, self._registry)
+    def _statistics(self, query: StatisticsQuery) -> Statistics:
+        """Return the statistics of all clients together; an UpdateError unless most reply."""
+        clients = self._registry.clients
+        content = self.content(query.kind, {})
+        columns = math.prod(clients.schema.input_shape)
+        return summed(query, clients.sizes, columns, content, self.request)
 
     def content(self, kind: str, values: Mapping[str, Any], vectors: Mapping[str, Array] | None = None) -> RecordDict:
         """Return the content of a request of a kind about this model."""

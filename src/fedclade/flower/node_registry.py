@@ -13,8 +13,8 @@ from typing import Any
 
 from flwr.app import MessageType
 
-from fedclade.core import ClientRegistry, ConfigError, ModelError, RunError, Statistics, UpdateError, appear
-from fedclade.data import DataSchema, Proposal, agree, show_some
+from fedclade.core import ClientRegistry, ConfigError, ModelError, RunError, UpdateError, appear
+from fedclade.data import DataSchema, Proposal, Statistics, agree, show_some
 from fedclade.flower import wire
 from fedclade.flower.exchange import Exchange
 from fedclade.flower.newcomers import NewcomerLimit

@@ -10,8 +10,9 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fedclade.channel import ErrorFeedback, encode
-from fedclade.core import CheckpointError, Layout, appear
+from fedclade.core import CheckpointError, Layout, appear, field_types
 from fedclade.flower import wire
+from fedclade.flower.kinds import KINDS
 from fedclade.flower.models_sent import models_of_mixture
 from fedclade.flower.wire import Content, raw
 from fedclade.training import ClientStore
@@ -62,14 +63,17 @@ _STATE = "fedclade.store"
 
 
 def uses_kept(kind: str, content: Content, personal: bool) -> bool:
-    """Whether what a client keeps matters to its answer, where parts of its model may be ``personal``."""
-    if kind in ("train", "gradients", "evaluate", "descriptors") and personal:
+    """Return whether an answer uses what a client stores; parts of its model may be ``personal``."""
+    rows = KINDS[kind].row_query
+    if rows is not None:
+        return bool(rows.stores) or (personal and bool(field_types(rows).models))
+    if kind in ("train", "gradients", "evaluate") and personal:
         return True
     if kind in ("train", "gradients", "evaluate") and content.get("own", bool):
         return True
     if kind == "train" and ("rule" in content.values or content.json("spec").get("keep_state")):
         return True
-    return kind == "shifts" or (kind in ("train", "evaluate") and models_of_mixture(content) > 0)
+    return kind in ("train", "evaluate") and models_of_mixture(content) > 0
 
 
 class NodeStore:

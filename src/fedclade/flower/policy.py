@@ -13,18 +13,20 @@ from flwr.app import RecordDict
 from fedclade.core import (
     FORBIDS,
     ConfigError,
+    DataSpec,
     LocalRule,
     LocalTraining,
     MetaLearning,
     MoreauEnvelope,
     PolicyError,
+    RowQuery,
     UpdateError,
     check_declared,
     optimizer_class,
     require,
     unknown,
 )
-from fedclade.flower.kinds import ALWAYS, KINDS, SKETCH, allowable, disclosures
+from fedclade.flower.kinds import ALWAYS, KINDS, SKETCH, allowable, disclosures, load_installed
 from fedclade.flower.lasting_record import LastingRecord, RecordKind
 from fedclade.flower.models_sent import models_of_mixture
 from fedclade.flower.wire import Content, shown
@@ -81,7 +83,8 @@ def cost_of(kind: str, content: Content, *, is_closed: bool = False) -> Usage:
         return Usage(evaluations=max(1, len(content.vectors)))  # without any it is the client's own
     if kind == "choose":
         return Usage(evaluations=bits_of_choice(len(content.vectors)))
-    return Usage(releases=int(kind in ("subspaces", "descriptors")), evaluations=int(kind == "shifts"))
+    rows = KINDS[kind].row_query
+    return Usage() if rows is None else Usage(**{rows.counts_as: 1})
 
 
 def bits_of_choice(models: int) -> int:
@@ -164,6 +167,10 @@ _IN_ALL = {
 }
 
 
+_IN_A_ROW = {"max_vectors": "vectors of its data", "max_components": "components of a descriptor"}
+"""Limits on single amounts in a row query, see :meth:`RowQuery.amounts <fedclade.RowQuery>`."""
+
+
 class NotDisclosedError(PolicyError):
     """A question discloses what the client's policy does not name: that depends on its node config alone."""
 
@@ -211,6 +218,7 @@ class Policy:
     scores_epsilon: float | None = None  # what all scores may cost; None: SCORES_SHARE of its budget
 
     def __post_init__(self) -> None:
+        load_installed(self.allow)
         known = {"question in allow:": (self.allow, allowable()), "name in disclose:": (self.disclose, disclosures())}
         problems = [
             unknown(what, name, possible)
@@ -455,11 +463,11 @@ class Policy:
                 f"of sums, at most {most:.2f} (min-part in its node config)"
             )
 
-    def check_sum(self, examples: int) -> None:
-        """Check that a client has enough training examples to tell what they come to."""
+    def check_sum(self, examples: int, what: str = "sums") -> None:
+        """Check that a client has enough training examples for sums of them, or the like."""
         if examples < self.min_part:
             raise PolicyError(
-                f"{FORBIDS} sums of {examples} training examples, of which there must be at least {self.min_part} "
+                f"{FORBIDS} {what} of {examples} training examples, of which there must be at least {self.min_part} "
                 "(min-part in its node config)"
             )
 
@@ -467,14 +475,12 @@ class Policy:
         """Check how many models one query is about."""
         self._check("models in one question", count, "max_models")
 
-    def check_vectors(self, count: int) -> None:
-        """Check how many singular vectors of its inputs a client may send."""
-        self._check("vectors of its data", count, "max_vectors")
-
-    def check_descriptor(self, examples: int, components: int) -> None:
-        """Check that a client has enough training examples, and may describe them by so many components."""
-        self.check_sum(examples)
-        self._check("components of a descriptor", components, "max_components")
+    def check_rows(self, query: RowQuery, spec: DataSpec, examples: int) -> None:
+        """Check a query for a row of numbers about the data of a client with some examples."""
+        if query.needs_min_part:
+            self.check_sum(examples, query.kind)
+        for limit, amount in query.amounts(spec).items():
+            self._check(_IN_A_ROW[limit], amount, limit)
 
     def check_usage(self, after: Usage, examples: int, *, private: bool = False) -> None:
         """Check what a client with so many training examples would have answered in all, this answer included."""

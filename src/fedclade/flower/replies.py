@@ -14,14 +14,14 @@ from flwr.app import MessageType, RecordDict
 from torch import Tensor
 
 from fedclade.channel import ENCODINGS, decode
-from fedclade.core import Evaluation, Statistics, StatisticsQuery, UpdateError, UpdateQuery, bounded
+from fedclade.core import Evaluation, UpdateError, UpdateQuery
+from fedclade.data import Statistics, StatisticsQuery, bounded
 from fedclade.flower.wire import Content, shown, typed
 from fedclade.tasks import Metric
 
 MOST_EXAMPLES = 2**53  # that a client may say it has: beyond it float64, in which updates are weighted, cannot count
 LARGEST_SCORE = 1e308  # that a client may report: it has to be finite
 LARGEST_LOSS = 1e18  # that a client may report, either way: sums of larger ones could overflow
-ROUNDING = 1e-3  # of products of singular vectors in float32
 Scores = tuple[list[float], float, int]  # by each metric, loss, examples
 
 
@@ -68,16 +68,6 @@ def examples_trained_on(query: UpdateQuery, joined_with: int) -> int:
     """Return from how many training examples a client's update should be: equal parts leave some of them out."""
     in_parts = query.round.replicates * query.round.part_size if query.kind == "train" else 0
     return in_parts or joined_with
-
-
-def are_singular(vectors: Tensor) -> bool:
-    """Return whether vectors ``[L, d, p]`` have length one and right angles, but for those that are zeros.
-
-    Others would be near to everybody's, as no angle is smaller than 0.
-    """
-    products = vectors.double().mT @ vectors.double()
-    lengths = products.diagonal(dim1=-2, dim2=-1).round().clamp(0, 1)
-    return bool(((products - torch.diag_embed(lengths)).abs() <= ROUNDING).all())
 
 
 def read_repeated(content: Content, size: int, expected: Mapping[str, Any]) -> float | None:

@@ -2,107 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
-import torch
-from flwr.app import MessageType, RecordDict
-from torch import Tensor
-
-from fedclade.core import DescriptorQuery, Mixture, Round, ShiftQuery, UpdateError
-from fedclade.flower import wire
+from fedclade.core import Mixture, Round, UpdateError
 from fedclade.flower.models_sent import read_mixture, read_rule, read_spec
-from fedclade.flower.node_registry import NodeRegistry
-from fedclade.flower.policy import Policy, check_allowed
+from fedclade.flower.policy import Policy
 from fedclade.flower.replies import largest_of_class
-from fedclade.flower.wire import Content, shown
-
-# Whether the labels of clients have shifted, in messages: a number in the query, and a yes or no in
-# the answer.
-
-ShiftRequest = Callable[
-    [Mapping[int, RecordDict], str, str, Callable[[int, Content], bool], dict[int, str]], Iterator[tuple[int, bool]]
-]
-
-
-def describe_shift_query(query: ShiftQuery) -> dict[str, Any]:
-    """Return the query as plain values of a message."""
-    return {"round": query.round, "share": query.share, "by_label": query.by_label}
-
-
-def read_shift_query(client: int, content: Content) -> ShiftQuery:
-    """Return the query that a message to a client puts; an UpdateError if it cannot be."""
-    number, share = content.get("round", int), content.get("share", float)
-    if number < 1 or not 0 <= share <= 2:
-        raise UpdateError(f"asked for shifts by {shown(share)} of the examples in round {shown(number)}")
-    return ShiftQuery([client], number, share, content.get("by_label", bool))
-
-
-def ask_for_shifts(query: ShiftQuery, content: RecordDict, ask: ShiftRequest, connected: int) -> Tensor:
-    """Ask clients, and return who has shifted, bool ``[n]``: who does not answer has not.
-
-    An UpdateError is raised if no client allows the question, of most that are connected.
-    """
-    left_out: dict[int, str] = {}
-
-    def read(client: int, content: Content) -> bool:
-        content.has_only(())
-        if (number := content.get("round", int)) != query.round:
-            raise UpdateError(f"answer of round {shown(number)}, expected {query.round}")
-        return content.get("shifted", bool)
-
-    answers = dict(ask(dict.fromkeys(query.ids, content), MessageType.QUERY, "shifts", read, left_out))
-    check_allowed("shifts", query.ids, left_out, connected)
-    return torch.tensor([answers.get(client, False) for client in query.ids], dtype=torch.bool)
-
-
-# What a model makes of clients' data, in messages: a model and how to describe in the query,
-# numbers in the answer.
-
-DescriptorRequest = Callable[
-    [Mapping[int, RecordDict], str, str, Callable[[int, Content], Tensor], dict[int, str], int],
-    Iterator[tuple[int, Tensor]],
-]
-
-
-def describe_descriptor_query(query: DescriptorQuery) -> dict[str, Any]:
-    """Return how to describe as plain values of a message."""
-    return {"seed": query.seed, "components": query.components, "per_label": query.per_label}
-
-
-def read_descriptor_query(client: int, model: Tensor, content: Content) -> DescriptorQuery:
-    """Return the query that a message to a client puts; an UpdateError if it cannot be."""
-    seed, components = content.get("seed", int), content.get("components", int)
-    if seed < 0 or components < 0:
-        raise UpdateError(f"asked for {shown(components)} components of a descriptor by seed {shown(seed)}")
-    return DescriptorQuery([client], model, seed, components, content.get("per_label", bool))
-
-
-def ask_for_descriptors(
-    query: DescriptorQuery, content: RecordDict, ask: DescriptorRequest, registry: NodeRegistry
-) -> Tensor:
-    """Ask clients, and return their descriptors ``[n, 2 + B, C]``: of one that does not answer, zeros.
-
-    An UpdateError is raised if no client allows the question, of most that are connected.
-    """
-    shape, left_out = (
-        query.shape(registry.clients.schema),
-        dict[int, str](),
-    )  # who is left out is queried again, and reported then
-
-    def read(_: int, content: Content) -> Tensor:
-        content.has_only(("descriptor",))
-        found = wire.read_vector(content.vector("descriptor"), shape, torch.float32, "descriptor")
-        if not bool(found.isfinite().all()):
-            raise UpdateError("a descriptor that is not finite")
-        return found
-
-    largest = 4 * shape[0] * shape[1]
-    answers = dict(ask(dict.fromkeys(query.ids, content), MessageType.QUERY, "descriptors", read, left_out, largest))
-    check_allowed("descriptors", query.ids, left_out, len(registry.connected))
-    return torch.stack([answers.get(client, torch.zeros(shape)) for client in query.ids])
-
+from fedclade.flower.wire import Content
 
 LARGEST_SKETCH = 2**20  # entries that a signature may be asked to have: memory is allocated for them
 

@@ -13,20 +13,8 @@ import numpy as np
 from torch import Tensor
 
 from fedclade.channel import Adversary, Lying
-from fedclade.core import (
-    Ask,
-    Clients,
-    ConfigError,
-    Evaluation,
-    Mixture,
-    ParameterTree,
-    Statistics,
-    StatisticsQuery,
-    require,
-    rng,
-    shown,
-)
-from fedclade.data import Backdoor, Federation, LabelFlip, poisoned, statistics
+from fedclade.core import Ask, Clients, ConfigError, Evaluation, Mixture, ParameterTree, require, rng, shown
+from fedclade.data import Backdoor, Federation, LabelFlip, Statistics, StatisticsQuery, poisoned, statistics
 from fedclade.runs.store.contents import Row, RowTable
 from fedclade.tasks import FittedTask, cluster_scores, mean_score, spread
 
@@ -86,7 +74,7 @@ class Adversaries:
         def ask(query: StatisticsQuery) -> Statistics:
             return statistics(self.federation.in_round(query.data_round), query)
 
-        return self.lying.statistics(query, cast("Ask", ask)).labels
+        return self.lying.data(query, cast("Ask", ask)).labels
 
     def attacked(
         self, clients: Clients, ids: Sequence[int], models: Tensor, rows: Sequence[int], mixture: Mixture | None

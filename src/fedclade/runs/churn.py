@@ -20,6 +20,7 @@ from fedclade.core import (
     ConfigError,
     DataChanged,
     DataError,
+    DataSpec,
     Event,
     Left,
     ParameterTree,
@@ -344,7 +345,10 @@ class ChurningClients(Channel, ComingAndGoing):
     ) -> None:
         super().__init__(clients)
         self._joins, self._leaves, self._federation = joins, leaves, federation
-        self._timetable, self._absence, self._lying = timetable, absence or Absence(0), lying
+        self._timetable, self._lying = timetable, lying
+        if absence is None:  # no query passes it: it only notes who is away
+            absence = Absence(0, DataSpec("", (), outputs=0))
+        self._absence = absence
         self._at(1)
 
     @property

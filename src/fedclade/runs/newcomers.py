@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from fedclade.algorithms import Algorithm, Local, build_algorithm
+from fedclade.algorithms import Algorithm, Local, build_algorithm, without_labels
 from fedclade.channel import Signature, mechanism_of
-from fedclade.clustering import Assignment, all_of, without_labels
+from fedclade.clustering import Assignment, all_of
 from fedclade.core import (
     ConfigError,
     Evaluation,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,32 +11,25 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.core import (
-    IGNORED,
     ConfigError,
-    DataError,
-    DescriptorQuery,
+    DataQuery,
     Evaluation,
     EvaluationQuery,
     Indices,
     Layout,
+    R,
     Round,
-    ShiftQuery,
-    Statistics,
-    StatisticsQuery,
-    SubspaceQuery,
     UpdateQuery,
     Updates,
     Workers,
     make_usable,
-    require,
 )
-from fedclade.data import ClientData, Federation, Pool, statistics
+from fedclade.data import Federation
 from fedclade.tasks import FittedTask, Task
 from fedclade.training import loop
 from fedclade.training.auto import build_engine
 from fedclade.training.batch_rule import BatchRule, check_examples_alone
 from fedclade.training.data import ClientsData, augmented
-from fedclade.training.descriptors import descriptors
 from fedclade.training.evaluation import Evaluator
 from fedclade.training.input_hooks import with_input_hooks
 from fedclade.training.jobs import (
@@ -50,6 +42,7 @@ from fedclade.training.jobs import (
     full,
     generator_of,
 )
+from fedclade.training.local_data import SimulatedData
 from fedclade.training.loop import LoopEngine
 from fedclade.training.loss_check import try_loss
 from fedclade.training.memory import MODULE_ERRORS, Blocks, check_model_fits, default_memory, model_error
@@ -57,85 +50,6 @@ from fedclade.training.mixtures import Mixtures
 from fedclade.training.stages import Stages, Trained
 from fedclade.training.store import PERSONAL, ClientStore, Start, WholeModels
 from fedclade.training.threads import threads_of_step, using_threads
-
-# The directions in which a client's data lies.
-
-
-def left_singular_vectors(pool: Pool, client: ClientData, n_vectors: int, per_label: int | None) -> Tensor:
-    """Return the leading left singular vectors of the matrix of a client's training inputs, float32 ``[L, d, p]``.
-
-    L is the number of labels, as the client sees them, if each one's inputs make a matrix of their own (``per_label``),
-    or else 1.
-    Inputs are taken as they are stored, not centred and not normalised as for a model: the first vector lies near
-    their mean. Where there are fewer examples than vectors, the rest are zeros.
-    """
-    indices = torch.from_numpy(client.train)
-    x = pool.x[indices].float()
-    if client.quarter_turns:
-        x = torch.rot90(x, client.quarter_turns, (-2, -1))
-    rows, labels = x.flatten(1), client.labels(pool.y[indices])
-    groups = [rows[labels == label] for label in range(per_label)] if per_label else [rows]
-    vectors = torch.zeros(len(groups), rows.shape[1], n_vectors)
-    for group, found in zip(groups, vectors, strict=True):
-        if len(group):
-            leading = torch.linalg.svd(group, full_matrices=False)[2][:n_vectors]  # right ones, as inputs are rows here
-            found[:, : len(leading)] = leading.T
-    return vectors
-
-
-def subspaces(federation: Federation, query: SubspaceQuery) -> Tensor:
-    """Return the left singular vectors of some clients' training inputs, ``[n, L, d, p]``.
-
-    Raises
-    ------
-    DataError
-        If the data is text.
-    ConfigError
-        If there are not as many directions as vectors, or it should be by labels that there are not.
-    """
-    pool = federation.pool
-    if not pool.x.is_floating_point() and pool.x.dtype != torch.uint8:
-        raise DataError(
-            f"the inputs of {pool.name} are tokens of text, which span no subspaces; take images or features, or an "
-            "algorithm that compares updates"
-        )
-    entries = math.prod(pool.input_shape)
-    rule = f"at most {entries}, as an input of {pool.name} has no more entries"
-    require(("algorithm.vectors", query.n_vectors, query.n_vectors <= entries, rule))
-    labels = query.matrices(pool.schema) if query.per_label else None
-    return torch.stack([left_singular_vectors(pool, federation.by_id[i], query.n_vectors, labels) for i in query.ids])
-
-
-# Whether the labels of clients' training data have shifted since they last said so, as clients see
-# it themselves.
-
-LABELS = "labels"
-"""The name under which a client keeps how often it had each label, int64 ``[C]``."""
-
-
-def shifts(federation: Federation, store: ClientStore, query: ShiftQuery) -> Tensor:
-    """Return whose labels have shifted, bool ``[n]``; those clients keep how often they have each label now.
-
-    Who is asked for the first time keeps that as well, and has not shifted.
-    """
-    count = query.labels(federation.pool.schema)
-    shifted = torch.zeros(len(query.ids), dtype=torch.bool)
-    for place, client in enumerate(query.ids):
-        data = federation.by_id[client]
-        seen = data.labels(federation.pool.y[torch.from_numpy(data.train)]).long()
-        now = torch.bincount(seen[seen != IGNORED], minlength=count)
-        was = store.before(query.round, client).get(LABELS)
-        shifted[place] = was is not None and have_shifted(was.to(now.device), now, query)
-        if was is None or shifted[place]:
-            store.keep(query.round, client, {LABELS: now})
-    return shifted
-
-
-def have_shifted(was: Tensor, now: Tensor, query: ShiftQuery) -> bool:
-    """Return whether the counts of C labels ``[C]`` are so far apart as the query says."""
-    one, other = (was, now) if query.by_label else (was.sort().values, now.sort().values)
-    return float((one - other).abs().sum()) > query.share * float(was.sum())  # both sides times C
-
 
 # Longer updates of parts of a client's data, where the loss of the part says that they are no
 # worse.
@@ -395,21 +309,10 @@ class SimulatedClients(Workers):
         parts = self.whole.evaluated(query, max(1, at_once))
         return Evaluation.concat([judge.evaluate(query, *part) for part in parts])
 
-    def handle_subspaces(self, query: SubspaceQuery) -> Tensor:
-        """Let each client decompose its training inputs, see :func:`~fedclade.training.clients.subspaces`."""
-        return subspaces(self._stages.in_round(query.data_round).federation, query)
-
-    def handle_statistics(self, query: StatisticsQuery) -> Statistics:
-        """Let each client add up its training examples, see :class:`~fedclade.core.Statistics`."""
-        return statistics(self._stages.in_round(query.data_round).federation, query)
-
-    def handle_shifts(self, query: ShiftQuery) -> Tensor:
-        """Let each client compare its labels with those of before, see :func:`~fedclade.training.clients.shifts`."""
-        return shifts(self._stages.in_round(query.data_round or query.round).federation, self.store, query)
-
-    def handle_descriptors(self, query: DescriptorQuery) -> Tensor:
-        """Let each client describe its training data, see :func:`~fedclade.training.descriptors.descriptors`."""
-        return descriptors(query, self._stages.in_round(query.data_round), self.whole, self._module)
+    def handle_data(self, query: DataQuery[R]) -> R:
+        """Let each client answer a query from its own data."""
+        held = self._stages.in_round(query.data_round or query.round_number)
+        return query.answer_all(SimulatedData(held, self.whole, self._module, self.store))
 
     def _train_block(
         self,

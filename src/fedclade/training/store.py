@@ -38,6 +38,9 @@ OWN_OPTIMIZER = "optimizer of model"
 RULE, SERVED = "rule", "served"
 """How the names of a local rule's state begin; and the name, in that, of the client's own model that comes of it."""
 
+RESERVED_NAMES = (PERSONAL, OWN_MODEL, MIXTURE, SERVED_MIXTURE, OPTIMIZER, OWN_OPTIMIZER, RULE)
+"""Names under which training stores something; those of optimizers and rules go on with ``/``."""
+
 
 @dataclass(frozen=True)
 class Generation:

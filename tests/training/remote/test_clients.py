@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import runpy
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -13,9 +15,11 @@ import torch
 from torch import nn
 
 from fedclade import ConfigError, EngineError, LocalTraining, ModelError, Updates
+from fedclade.algorithms import DescriptorQuery, ShiftQuery, SubspaceQuery
 from fedclade.channel import CountSketch, Meter, Streaming, Traffic
 from fedclade.channel.compose import client_side, received
-from fedclade.core import OWN, Layout, Mixture, Round, StatisticsQuery
+from fedclade.core import OWN, Layout, Mixture, Round
+from fedclade.data import StatisticsQuery
 from fedclade.tasks import Task
 from fedclade.training import SimulatedClients
 from fedclade.training.remote import Actors, RayClients, Setup, here, taken_by
@@ -27,6 +31,7 @@ from tests.tiny import FEATURES, LABELS, federation_of, perceptron
 
 cloudpickle = pytest.importorskip("ray.cloudpickle")
 
+EXAMPLE = Path(__file__).parents[3] / "examples" / "own_query_method.py"
 TRUTH, SIZES = [0, 1, 2, 0, 1, 2, 0], [24, 40, 9, 33, 24, 24, 11]
 FEDERATION = federation_of(TRUTH, SIZES)
 SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.1)
@@ -156,11 +161,29 @@ def test_all_queries_are_replied_to_in_the_order_asked(count):
     assert scores.ids == expected.ids
     torch.testing.assert_close(scores.scores, expected.scores)
     torch.testing.assert_close(scores.losses, expected.losses)
-    torch.testing.assert_close(clients.subspaces(ids, 2, True), plain.subspaces(ids, 2, True))
+    torch.testing.assert_close(clients.ask(SubspaceQuery(ids, 2, True)), plain.ask(SubspaceQuery(ids, 2, True)))
     model = models(plain)[0]
-    torch.testing.assert_close(clients.descriptors(ids, model, 1), plain.descriptors(ids, model, 1))
+    torch.testing.assert_close(clients.ask(DescriptorQuery(ids, model, 1)), plain.ask(DescriptorQuery(ids, model, 1)))
     query = StatisticsQuery(ids, labels=LABELS)
     assert torch.equal(clients.ask(query).labels, plain.ask(query).labels)
+
+
+def test_what_clients_store_for_a_query_is_kept_as_in_one_process():
+    clients, plain = on_actors(3)[0], in_process()
+    for number in (1, 2):
+        query = ShiftQuery([5, 0, 3], number, 0.2, by_label=True)
+        assert torch.equal(clients.ask(query), plain.ask(query))
+    assert {key: tensor.tolist() for key, tensor in clients.store.tensors().items()} == {
+        key: tensor.tolist() for key, tensor in plain.store.tensors().items()
+    }
+    assert set(clients.store.latest(5)) == {"labels"}
+
+
+def test_a_query_of_a_users_own_file_travels_to_the_actors():
+    """Its class is in no module that an actor could import, so it travels itself."""
+    own = runpy.run_path(str(EXAMPLE), run_name="example")["LabelHistogramQuery"]
+    query = own([5, 0, 3, 1])
+    assert torch.equal(on_actors(3)[0].ask(query), in_process().ask(query))
 
 
 def test_a_mixture_is_trained_and_evaluated_as_in_one_process():

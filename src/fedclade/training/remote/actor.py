@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedclade.channel import Channel, Meter, Middleware
-from fedclade.core import EvaluationQuery, Query, ShiftQuery, UpdateQuery
+from fedclade.core import DataQuery, EvaluationQuery, Query, UpdateQuery
 from fedclade.data import Federation
 from fedclade.tasks import FittedTask
 from fedclade.training.clients import SimulatedClients
@@ -247,7 +247,9 @@ def _changes_what_is_kept(query: Query[Any]) -> bool:
     """Return whether clients may keep something else after a query: also the weights that a mixture is scored by."""
     if isinstance(query, EvaluationQuery):
         return query.mixture is not None
-    return isinstance(query, UpdateQuery | ShiftQuery)
+    if isinstance(query, DataQuery):
+        return bool(query.stores)
+    return isinstance(query, UpdateQuery)
 
 
 class _Kept(logging.Handler):

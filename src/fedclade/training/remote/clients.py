@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,20 +13,18 @@ from torch import Tensor
 from fedclade.channel import Meter
 from fedclade.core import (
     OWN,
-    DescriptorQuery,
+    DataQuery,
     EngineError,
     Evaluation,
     EvaluationQuery,
     Layout,
     Query,
-    ShiftQuery,
-    Statistics,
-    StatisticsQuery,
-    SubspaceQuery,
+    R,
     Sums,
     UpdateQuery,
     Updates,
     Workers,
+    models_of,
 )
 from fedclade.training.batch_rule import BatchRule
 from fedclade.training.input_hooks import with_input_hooks
@@ -66,17 +63,8 @@ def together(query: Query[Any], replies: Sequence[tuple[Sequence[int], Any]]) ->
         return _updates(query, [reply for _, reply in replies])
     if isinstance(query, EvaluationQuery):
         return _evaluation(replies)
-    if isinstance(query, SubspaceQuery | ShiftQuery | DescriptorQuery):
-        return _in_order(query, [(places, reply) for places, reply in replies])
-    return reduce(Statistics.plus, (statistics for _, statistics in replies))
-
-
-def _in_order(query: Query[Any], parts: Sequence[tuple[Sequence[int], Tensor]]) -> Tensor:
-    first = parts[0][1]
-    whole = first.new_empty(len(query.ids), *first.shape[1:])
-    for places, rows in parts:
-        whole[list(places)] = rows
-    return whole
+    assert isinstance(query, DataQuery)  # as all others that the clients of this process know
+    return query.merge(replies)
 
 
 def _evaluation(replies: Sequence[tuple[Sequence[int], Evaluation]]) -> Evaluation:
@@ -342,21 +330,9 @@ class RayClients(Workers):
         """Let each client evaluate its model on the actor that holds it."""
         return self._asked(query)
 
-    def handle_subspaces(self, query: SubspaceQuery) -> Tensor:
-        """Let each client decompose its training inputs on the actor that holds it."""
-        return self._asked(query)
-
-    def handle_statistics(self, query: StatisticsQuery) -> Statistics:
-        """Let all clients add up their training examples, each on the actor that holds it."""
-        return self._asked(query)
-
-    def handle_shifts(self, query: ShiftQuery) -> Tensor:
-        """Let each client compare its labels with those of before on the actor that holds it."""
-        return self._asked(query)
-
-    def handle_descriptors(self, query: DescriptorQuery) -> Tensor:
-        """Let each client describe its training data on the actor that holds it."""
-        return self._asked(query)
+    def handle_data(self, query: DataQuery[R]) -> R:
+        """Let each client answer from its own data, on the actor that has it."""
+        return cast("R", self._asked(query))
 
     def _asked(self, query: Query[Any]) -> Any:
         """Put a query to the actors, and its parts anew to others where some die; return the reply to all of it."""
@@ -411,9 +387,10 @@ class RayClients(Workers):
     def _needs_kept(self, query: Query[Any]) -> bool:
         if isinstance(query, EvaluationQuery):
             return bool(self.layout.personal) or OWN in query.assignment or query.mixture is not None
-        if isinstance(query, DescriptorQuery):
-            return bool(self.layout.personal)
-        return isinstance(query, UpdateQuery | ShiftQuery)
+        if isinstance(query, DataQuery):
+            of_models = bool(self.layout.personal) and bool(models_of(query))
+            return of_models or bool(query.stores)
+        return isinstance(query, UpdateQuery)
 
     def _note(self, query: Query[Any], slot: Slot, places: Sequence[int], reply: Reply) -> None:
         """Note what a reply tells besides its answer."""

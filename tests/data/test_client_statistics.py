@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedclade.core import Statistics
+from fedclade.data import Statistics
 
 
 def of(x: torch.Tensor) -> Statistics:

@@ -1,0 +1,237 @@
+"""Statistics of all clients' training examples, by which inputs are scaled and labels weighted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial, reduce
+from statistics import median_low
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedclade.core import IGNORED, DataQuery, LocalClients
+from fedclade.data.client_data import ClientData
+from fedclade.data.client_table import ClientTable
+from fedclade.data.federation import Federation
+from fedclade.data.pool import Columns
+
+FAR = 10.0
+"""Largest deviation of one client's column, and largest distance of its mean, in the usual ones."""
+
+CONSTANT = 1e-12
+"""A column whose deviation is at most this part of its mean is constant."""
+
+FAR_OFF = 1000.0
+"""Distance of a false mean of inputs from the true one, in deviations."""
+
+CLIENTS_AT_A_TIME = 2**14
+"""Clients of a table whose labels are counted at once."""
+
+no_numbers = partial(torch.empty, 0, dtype=torch.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """Sums over the training examples of one client, or of several; empty if not requested.
+
+    Parameters
+    ----------
+    count
+        Number of examples.
+    means, squares
+        Mean of each column of inputs, and sum of squared differences from it; float64 ``[F]``.
+    numbers
+        Whether each column has other values than 0 and 1, in all examples of all splits; bool
+        ``[F]``.
+    labels
+        Number of examples of each label, as the clients see them; int64 ``[L]``.
+    """
+
+    count: int
+    means: Tensor = field(default_factory=no_numbers)
+    squares: Tensor = field(default_factory=no_numbers)
+    numbers: Tensor = field(default_factory=partial(torch.empty, 0, dtype=torch.bool))
+    labels: Tensor = field(default_factory=partial(torch.empty, 0, dtype=torch.int64))
+
+    def plus(self, other: Statistics) -> Statistics:
+        """Return the statistics of both clients' examples together.
+
+        The formula of Chan, Golub and LeVeque (1983), which loses no digits to differences.
+        """
+        count = self.count + other.count
+        difference = other.means - self.means
+        means = self.means + difference * (other.count / count)
+        between = difference.square() * (self.count * other.count / count)
+        return Statistics(
+            count,
+            means,
+            squares=self.squares + other.squares + between,
+            numbers=self.numbers | other.numbers,
+            labels=self.labels + other.labels,
+        )
+
+    def with_count(self, count: int) -> Statistics:
+        """Return the statistics of fewer examples of the same distribution."""
+        share = count / self.count
+        labels = (self.labels * share).long()
+        return replace(self, count=count, squares=self.squares * share, labels=labels)
+
+    @property
+    def mean(self) -> Tensor:
+        """Number to subtract from each column, float64 ``[F]``: 0 where all values are 0 or 1."""
+        return self.means.where(self.numbers, 0.0)
+
+    @property
+    def std(self) -> Tensor:
+        """Number to divide each column by, float64 ``[F]``.
+
+        1 where all values are 0 or 1, or where the column is constant up to rounding.
+        """
+        std = (self.squares / self.count).sqrt()
+        return std.where(self.numbers & (std > CONSTANT * self.means.abs()), 1.0)
+
+
+def bounded(replies: Sequence[Statistics], largest_weight: float) -> list[Statistics]:
+    """Return clients' statistics within bounds, so that one of at least three cannot set the scale.
+
+    No client counts with more than ``largest_weight`` times the examples of the median client. In
+    each column a client's mean lies within :data:`FAR` deviations of the median client's, and its
+    deviation is at most this number of times as large. The deviation is that of the median client,
+    plus the distance of its mean; if both are 0, the second largest of any client.
+    """
+    if len(replies) < 3:
+        return list(replies)
+    most = largest_weight * median_low([found.count for found in replies])
+    replies = [found.with_count(math.floor(most)) if found.count > most else found for found in replies]
+    means = torch.stack([found.means for found in replies])
+    stds = torch.stack([(found.squares / found.count).sqrt() for found in replies])
+    if not means.numel():
+        return list(replies)
+    centre = means.median(dim=0).values
+    off = (means - centre).abs()
+    usual = stds.median(dim=0).values + off.median(dim=0).values
+    usual = usual.where(usual > 0, (stds + off).sort(dim=0).values[-2])
+    within = means.clamp(centre - FAR * usual, centre + FAR * usual)
+    squares = stds.minimum(FAR * usual).square()
+    return [
+        # A reply within the bounds stays as it is, to the last bit.
+        found
+        if torch.equal(mean, found.means) and torch.equal(capped, std.square())
+        else replace(found, means=mean, squares=capped * found.count)
+        for found, mean, capped, std in zip(replies, within, squares, stds, strict=True)
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class StatisticsQuery(DataQuery[Statistics]):
+    """Query for statistics of training examples; the reply is that of all clients together.
+
+    Parameters
+    ----------
+    inputs
+        Whether columns of numbers are requested, as they were before they were scaled.
+    labels
+        Number of labels that are counted; 0: none.
+    largest_weight
+        Over a network: with how many times the examples of the median client one client may count.
+    """
+
+    kind = "statistics"
+    mechanism = "none"
+    discloses = "statistics"
+    reveals = "sums of their data (standardize = 'federated', class_weights = 'balanced')"
+
+    inputs: bool = False
+    labels: int = 0
+    largest_weight: float = math.inf
+
+    def answer_all(self, clients: LocalClients) -> Statistics:
+        """Return the statistics of all clients of this process that are queried."""
+        return statistics(clients.federation, self)
+
+    def merge(self, parts: Sequence[tuple[Sequence[int], Statistics]]) -> Statistics:
+        """Return the statistics of all parts together."""
+        return reduce(Statistics.plus, [found for _, found in parts])
+
+    def falsify(self, reply: Statistics, keys: Sequence[int]) -> Statistics:
+        """Return statistics of as many examples with the rarest label alone, and inputs far off."""
+        labels = torch.zeros_like(reply.labels)
+        if len(labels):
+            labels[reply.labels.argmin()] = reply.labels.sum()
+        deviations = (reply.squares / reply.count).sqrt()
+        means = reply.means + FAR_OFF * (1 + deviations)
+        return replace(reply, means=means, labels=labels)
+
+
+def statistics(federation: Federation, query: StatisticsQuery) -> Statistics:
+    """Return the statistics of the queried clients, with inputs as they were before scaling."""
+    table = federation.clients
+    if isinstance(table, ClientTable) and not query.inputs:
+        return _counted_in_table(federation, table, query)
+    found = [_of_client(federation, federation.by_id[client], query) for client in query.ids]
+    return reduce(Statistics.plus, found)
+
+
+def _of_client(federation: Federation, data: ClientData, query: StatisticsQuery) -> Statistics:
+    pool = federation.pool
+    found = Statistics(len(data.train))
+    if query.inputs:
+        found = of_inputs(unscaled(pool.x[all_rows(data)], pool.columns), len(data.train))
+    if query.labels:
+        seen = data.labels(pool.y[torch.from_numpy(data.train)]).long()
+        counts = torch.bincount(seen[seen != IGNORED], minlength=query.labels)
+        found = replace(found, labels=counts)
+    return found
+
+
+def _counted_in_table(federation: Federation, table: ClientTable, query: StatisticsQuery) -> Statistics:
+    """Return how many training examples, and of which labels, clients in a table have."""
+    places = table.positions.of(query.ids)
+    count = int(table.train.counts[places].sum())
+    if not query.labels:
+        return Statistics(count)
+    labels = torch.zeros(query.labels, dtype=torch.int64)
+    for some in np.array_split(places, -(-len(places) // CLIENTS_AT_A_TIME)):
+        seen = _labels_seen(federation, table, some)
+        labels += torch.bincount(seen[seen != IGNORED], minlength=query.labels)
+    return Statistics(count, labels=labels)
+
+
+def _labels_seen(federation: Federation, table: ClientTable, places: Any) -> Tensor:
+    """Return the training labels of some clients of a table, as these see them."""
+    seen = federation.pool.y[torch.from_numpy(table.train.rows(places))].long()
+    if table.label_maps is None or table.view is None:
+        return seen
+    view = torch.from_numpy(table.view[places].repeat(table.train.counts[places]))
+    view = view.view(-1, *(1,) * (seen.dim() - 1))
+    mapped = table.label_maps[view.clamp(min=0), seen.clamp(min=0)]
+    return torch.where((view >= 0) & (seen != IGNORED), mapped, seen)
+
+
+def of_inputs(x: Tensor, count: int) -> Statistics:
+    """Return statistics of one client's inputs ``[n, F]``.
+
+    Only the first ``count`` rows are training data.
+    """
+    numbers = ~((x == 0) | (x == 1)).all(0)
+    x = x[:count].to(torch.float64)
+    mean = x.mean(0)
+    return Statistics(count, mean, (x - mean).square().sum(0), numbers)
+
+
+def all_rows(client: ClientData) -> Tensor:
+    """Return the rows of the pool that a client has, those for training first."""
+    return torch.from_numpy(np.concatenate([client.train, client.validation, client.test]))
+
+
+def unscaled(x: Tensor, columns: Columns | None) -> Tensor:
+    """Return inputs ``[n, F]`` as they were before they were scaled."""
+    if columns is None or columns.mean is None or columns.std is None:
+        return x
+    mean = torch.tensor(columns.mean, dtype=torch.float64)
+    std = torch.tensor(columns.std, dtype=torch.float64)
+    return x.double() * std + mean

@@ -1,0 +1,109 @@
+"""Data of simulated clients, as the answers to queries about it read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedclade.core import ConfigError, DataQuery, DataSpec, LocalClients, LocalData, LocalStore
+from fedclade.training.stages import Held
+from fedclade.training.store import RESERVED_NAMES, ClientStore, WholeModels
+
+
+class SimulatedData(LocalClients):
+    """What clients of this process have in one stage of the data.
+
+    Parameters
+    ----------
+    held
+        The data.
+    whole
+        Puts a client's whole model together.
+    module
+        The model's structure; its parameters are overwritten.
+    store
+        What clients keep from round to round.
+    """
+
+    def __init__(self, held: Held, whole: WholeModels, module: nn.Module, store: ClientStore) -> None:
+        self.federation = held.federation
+        self.spec: DataSpec = held.federation.pool.schema
+        self._held = held
+        self._whole = whole
+        self._module = module
+        self._store = store
+
+    def data(self, client: int) -> LocalData:
+        """Return the data of a client."""
+        return _OneClient(client, self.spec, self._held, whole=self._whole, module=self._module)
+
+    def store(self, client: int, query: DataQuery[Any]) -> LocalStore:
+        """Return what a client stores for a query."""
+        return _OneStore(client, query, self._store)
+
+
+class _OneClient(LocalData):
+    def __init__(self, client: int, spec: DataSpec, held: Held, *, whole: WholeModels, module: nn.Module) -> None:
+        self._id = client
+        self._spec = spec
+        self._held = held
+        self._whole = whole
+        self._module = module
+        self._client = held.federation.by_id[client]
+        self._pool = held.federation.pool
+        self._rows = torch.from_numpy(self._client.train)
+
+    @property
+    def spec(self) -> DataSpec:
+        return self._spec
+
+    @property
+    def targets(self) -> Tensor:
+        return self._client.labels(self._pool.y[self._rows])
+
+    @property
+    def inputs(self) -> Tensor:
+        inputs, _ = self._held.data.of(self._id)
+        return inputs
+
+    @property
+    def stored_inputs(self) -> Tensor:
+        x = self._pool.x[self._rows]
+        turns = self._client.quarter_turns
+        return torch.rot90(x, turns, (-2, -1)) if turns else x
+
+    def load_model(self, vector: Tensor) -> nn.Module:
+        module = self._module.eval()
+        self._whole.load(self._id, vector.to(self._held.data.device), module)
+        return module
+
+
+class _OneStore(LocalStore):
+    def __init__(self, client: int, query: DataQuery[Any], store: ClientStore) -> None:
+        self._client = client
+        self._query = query
+        self._store = store
+
+    def get(self, name: str) -> Tensor | None:
+        self._check(name)
+        return self._store.before(self._query.round_number, self._client).get(name)
+
+    def keep(self, name: str, tensor: Tensor) -> None:
+        self._check(name)
+        self._store.keep(self._query.round_number, self._client, {name: tensor})
+
+    def _check(self, name: str) -> None:
+        """Check that the class of the query may store something under a name."""
+        kind = type(self._query)
+        stored = ", ".join(map(repr, kind.stores)) or "nothing"
+        if name not in kind.stores:
+            raise ConfigError(
+                f"a {kind.__name__} stores {stored}, as its class says, and not {name!r}; add it to stores in its class"
+            )
+        if name in RESERVED_NAMES or "/" in name:
+            raise ConfigError(
+                f"a {kind.__name__} cannot store anything under {name!r}, which is a name of what "
+                "training stores; choose another in its class"
+            )
