@@ -8,6 +8,7 @@ from fedclade.data.arrays import InputKind, cache_folder
 from fedclade.data.cell_values import Notation
 from fedclade.data.client_data import Augment, ClientData, Stage, augment_of, mapped
 from fedclade.data.client_table import ClientTable, SplitRows
+from fedclade.data.columns import Rows, Sheet
 from fedclade.data.concepts import PlantedSettings, concepts, write_planted
 from fedclade.data.drift import Drift
 from fedclade.data.federation import Federation
@@ -15,16 +16,15 @@ from fedclade.data.files import FilesSettings, TableSource, federation_from_fram
 from fedclade.data.folder import open_folder
 from fedclade.data.folder_writing import ClientBlock, OnClients, write_federation, write_folder
 from fedclade.data.load import check_data_settings, check_newcomers, load_federation
-from fedclade.data.own import OwnSettings, federation, one_client, pool_from_torch
 from fedclade.data.partition import PARTITIONS, Partition, Parts, partition_named, partition_pool
 from fedclade.data.poisoned import Backdoor, LabelFlip, poisoned
 from fedclade.data.pool import Pool
 from fedclade.data.schema import DataSchema, InputColumn, SchemaError, name_differences, read_declared, show_some
-from fedclade.data.sheets import Rows, Sheet
 from fedclade.data.shift import SHIFTS, Shift, View, shift_named, shift_views
 from fedclade.data.sources import SOURCES, Source, load_pool
 from fedclade.data.standardize import rescaled, statistics
 from fedclade.data.typed_columns import ColumnRoles, prepare_sheets
+from fedclade.data.user_data import OwnSettings, federation, one_client, pool_from_torch
 
 __all__ = [
     "PARTITIONS",

@@ -18,9 +18,9 @@ from torch import Tensor
 from fedclade.core import ConfigError, DataError, TaskKind, checked, require, shown
 from fedclade.data.agreement import DataSource, Encoding, Proposal
 from fedclade.data.cell_values import Notation
+from fedclade.data.columns import IN_WORDS, ColumnKind, Rows, Sheet, Table, arrow_table, is_number
 from fedclade.data.csv_format import DEFAULT_SEPARATORS, CsvFile, is_encoding, is_separator
 from fedclade.data.federation import Federation
-from fedclade.data.own import Held, OwnOptions, OwnSettings, count_words, own_federation
 from fedclade.data.pool import Columns
 from fedclade.data.reading import rows_of
 from fedclade.data.schema import (
@@ -33,8 +33,8 @@ from fedclade.data.schema import (
     show_label,
     show_names,
 )
-from fedclade.data.sheets import IN_WORDS, ColumnKind, Rows, Sheet, Table, arrow_table, is_number
 from fedclade.data.typed_columns import ColumnRoles, prepare_sheets
+from fedclade.data.user_data import Held, OwnOptions, OwnSettings, count_words, own_federation
 
 # The columns to predict, as targets of a task.
 

@@ -15,12 +15,12 @@ from fedclade.core import ConfigError, checked, defaults, known_arguments, requi
 from fedclade.data.client_data import Augment, augment_of
 from fedclade.data.drift import Drift, drift_of, drifting
 from fedclade.data.federation import ClientData, Federation
-from fedclade.data.own import pool_from_torch
 from fedclade.data.partition import Parts, partition_named, set_aside, share_out, train_and_test
 from fedclade.data.poisoned import as_seen
 from fedclade.data.pool import Pool, Scaling
 from fedclade.data.shift import shift_named, shift_views
 from fedclade.data.sources import SOURCES, load_pool
+from fedclade.data.user_data import pool_from_torch
 from fedclade.data.view import View
 
 DEFAULT_CLUSTERS = 4

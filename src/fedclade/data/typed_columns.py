@@ -31,7 +31,7 @@ from fedclade.data.cell_values import (
     read_numbers,
     short_date_format,
 )
-from fedclade.data.sheets import Sheet, Table
+from fedclade.data.columns import Sheet, Table
 
 FEW_TEXTS = 10
 """Different texts of a column that are categories, however few rows there are."""
