@@ -12,14 +12,27 @@ from fedclade.data.columns import Rows, Sheet
 from fedclade.data.concepts import PlantedSettings, concepts, write_planted
 from fedclade.data.drift import Drift
 from fedclade.data.federation import Federation
-from fedclade.data.files import FilesSettings, TableSource, federation_from_frame, matches, read_sheet
+from fedclade.data.files import (
+    FilesSettings,
+    TableSource,
+    federation_from_frame,
+    matches,
+    read_sheet,
+)
 from fedclade.data.folder import open_folder
 from fedclade.data.folder_writing import ClientBlock, OnClients, write_federation, write_folder
 from fedclade.data.load import check_data_settings, check_newcomers, load_federation
 from fedclade.data.partition import PARTITIONS, Partition, Parts, partition_named, partition_pool
 from fedclade.data.poisoned import Backdoor, LabelFlip, poisoned
 from fedclade.data.pool import Pool
-from fedclade.data.schema import DataSchema, InputColumn, SchemaError, name_differences, read_declared, show_some
+from fedclade.data.schema import (
+    DataSchema,
+    InputColumn,
+    SchemaError,
+    name_differences,
+    read_declared,
+    show_some,
+)
 from fedclade.data.shift import SHIFTS, Shift, View, shift_named, shift_views
 from fedclade.data.sources import SOURCES, Source, load_pool
 from fedclade.data.standardize import rescaled, statistics

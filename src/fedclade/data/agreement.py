@@ -36,7 +36,8 @@ class Proposal:
     is_fixed
         Whether the client can encode its data by no other schema, because its user declared it.
     word_counts
-        Number of times that each word of the vocabulary, but for the specials, is in the training texts.
+        Number of times that each word of the vocabulary, but for the specials, is in the training
+        texts.
     vocabulary_size
         Largest number of words of a vocabulary, the specials included; 0 without texts.
     """
@@ -67,10 +68,14 @@ class Proposal:
         found = mine.differences(theirs)
         label_kinds = _label_kind(self.schema), _label_kind(other.schema)
         if self.schema.task == other.schema.task and label_kinds[0] != label_kinds[1]:
-            found.append(f"labels are {label_kinds[0]} in its data and {label_kinds[1]} in the others' data")
+            found.append(
+                f"labels are {label_kinds[0]} in its data and {label_kinds[1]} in the others' data"
+            )
         sizes = self.vocabulary_size, other.vocabulary_size
         if sizes[0] != sizes[1]:
-            found.append(f"vocabulary_size is {sizes[0]} for its data and {sizes[1]} for the others' data")
+            found.append(
+                f"vocabulary_size is {sizes[0]} for its data and {sizes[1]} for the others' data"
+            )
         return found
 
 
@@ -105,7 +110,8 @@ class Encoding:
     is_declared
         Whether the user declared it, so that it tells nothing of the data.
     source
-        The data before it was encoded. None where that is no longer at hand, as for several clients together.
+        The data before it was encoded. None where that is no longer at hand, as for several clients
+        together.
     """
 
     schema: DataSchema
@@ -133,11 +139,15 @@ def encode_by(federation: Federation, schema: DataSchema) -> Federation:
     """
     encoding = federation.encoding
     if encoding is None:
-        raise SchemaError("its data has no named columns and no texts, and the other clients' data has")
+        raise SchemaError(
+            "its data has no named columns and no texts, and the other clients' data has"
+        )
     if schema.completed_by(encoding.schema) == encoding.schema:
         return federation
     if encoding.is_declared or encoding.source is None:
-        raise SchemaError(*explain_differences(encoding.schema, schema.completed_by(encoding.schema)))
+        raise SchemaError(
+            *explain_differences(encoding.schema, schema.completed_by(encoding.schema))
+        )
     encoded = encoding.source.encode(schema)
     # The rows are the same and in the same order; ids and keys may have been changed since.
     return replace(federation, pool=encoded.pool, encoding=encoded.encoding)
@@ -155,9 +165,10 @@ def explain_differences(schema: DataSchema, agreed: DataSchema) -> tuple[str, st
 def agree(proposals: Mapping[int, Proposal]) -> Agreement:
     """Unite the proposals of clients, given in a fixed order.
 
-    Categories, labels and words are those of all clients. Columns, kinds, target and task are what most clients have;
-    the others are refused, so that a client that is set up wrongly shuts out only itself. Where at least half of the
-    clients declare their schema, the most frequent of these is the agreed one.
+    Categories, labels and words are those of all clients. Columns, kinds, target and task are what
+    most clients have; the others are refused, so that a client that is set up wrongly shuts out
+    only itself. Where at least half of the clients declare their schema, the most frequent of these
+    is the agreed one.
 
     Raises
     ------
@@ -223,8 +234,8 @@ def _unite_columns(one: InputColumn, other: InputColumn) -> InputColumn:
     categories = tuple(sorted({*one.categories, *other.categories}))
     if len(categories) > MOST_CATEGORIES:
         raise SchemaError(
-            f"column {one.name!r} would have {len(categories):,} categories with those of this client, at most "
-            f"{MOST_CATEGORIES:,}; leave the column out of 'inputs'"
+            f"column {one.name!r} would have {len(categories):,} categories with those of this "
+            f"client, at most {MOST_CATEGORIES:,}; leave the column out of 'inputs'"
         )
     return replace(one, categories=categories)
 
@@ -250,7 +261,9 @@ def _frequent_words(proposals: Mapping[int, Proposal], size: int) -> tuple[str, 
 
 def _without_values(schema: DataSchema) -> DataSchema:
     """Return a schema without categories, labels and words, and with its columns in alphabetical order."""
-    columns = sorted((replace(column, categories=()) for column in schema.inputs), key=lambda column: column.name)
+    columns = sorted(
+        (replace(column, categories=()) for column in schema.inputs), key=lambda column: column.name
+    )
     words = SPECIALS if schema.words else ()
     return replace(schema, inputs=tuple(columns), labels=None, words=words)
 

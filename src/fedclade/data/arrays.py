@@ -22,7 +22,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.core import IGNORED, ConfigError, DataError, Indices, TaskKind, array_problem, shown, unknown
+from fedclade.core import (
+    IGNORED,
+    ConfigError,
+    DataError,
+    Indices,
+    TaskKind,
+    array_problem,
+    shown,
+    unknown,
+)
 
 # Decoded arrays on disk, so that only the first start decodes.
 
@@ -37,11 +46,14 @@ _log = logging.getLogger(__name__)
 def cached(name: str, key: Mapping[str, object], build: Callable[[], Arrays]) -> Arrays:
     """Return the arrays that belong to a key: from the cache if they are there, else built and put there.
 
-    The key has all that the arrays depend on, as JSON can hold it: files with their :func:`stamps`, options of the
-    decoder. A file of the cache is an uncompressed ``.npz``, whose checksums show whether it is damaged and must be
-    built again. Without a folder that can be written, every start decodes.
+    The key has all that the arrays depend on, as JSON can hold it: files with their :func:`stamps`,
+    options of the decoder. A file of the cache is an uncompressed ``.npz``, whose checksums show
+    whether it is damaged and must be built again. Without a folder that can be written, every start
+    decodes.
     """
-    digest = hashlib.sha256(json.dumps([CACHE_FORMAT, name, key], sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(
+        json.dumps([CACHE_FORMAT, name, key], sort_keys=True).encode()
+    ).hexdigest()
     path = cache_folder() / f"{name}-{digest[:20]}.npz"
     arrays = _read(path)
     if arrays is None:
@@ -77,9 +89,13 @@ def _write(path: Path, arrays: Arrays) -> None:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".writing-") as beside:
             whole = Path(beside) / path.name
             np.savez(whole, allow_pickle=False, **arrays)
-            whole.replace(path)  # in one step: a crash leaves the old file or the new one, never a half
+            whole.replace(
+                path
+            )  # in one step: a crash leaves the old file or the new one, never a half
     except OSError as error:
-        _log.warning("cannot keep decoded data in %s (%s); the next start decodes again", path.parent, error)
+        _log.warning(
+            "cannot keep decoded data in %s (%s); the next start decodes again", path.parent, error
+        )
 
 
 FEW_LABELS = 1000
@@ -94,7 +110,8 @@ MOST_OUTPUTS = 2**24
 InputKind = Literal["auto", "numbers", "tokens"]
 """What inputs are: numbers to compute with, or tokens, which are rows of a table. ``auto``: by their type.
 
-Then bytes are pixels, other whole numbers are tokens if the model takes whole numbers, and all else is numbers.
+Then bytes are pixels, other whole numbers are tokens if the model takes whole numbers, and all else
+is numbers.
 """
 
 
@@ -130,14 +147,17 @@ def inputs_as(x: Tensor, kind: InputKind, what: str) -> Tensor:
     whole = (x == x.round()) & (x >= 0) if x.is_floating_point() else x >= 0
     if not bool(whole.all()):
         odd = x[~whole].flatten()[0].item()
-        raise DataError(f"{what} should be whole numbers of at least 0 where inputs_are = 'tokens', got {odd}")
+        raise DataError(
+            f"{what} should be whole numbers of at least 0 where inputs_are = 'tokens', got {odd}"
+        )
     return x.to(torch.int64)
 
 
 def as_targets(y: Any, what: str, task: TaskKind = "classification") -> Tensor:
     """Return targets as a task has them: labels and tokens as int64, all others as float32.
 
-    Numbers of any type are accepted if that loses nothing; a column of one number for each example becomes a vector.
+    Numbers of any type are accepted if that loses nothing; a column of one number for each example
+    becomes a vector.
     """
     if task not in _TARGETS:
         raise ConfigError(unknown("task:", task, _TARGETS))
@@ -146,7 +166,12 @@ def as_targets(y: Any, what: str, task: TaskKind = "classification") -> Tensor:
         raise DataError(f"{what} should be {rule}, got {tensor.dtype}")
     if task in ("classification", "language"):
         if tensor.is_floating_point():
-            _require_all(tensor == tensor.round(), tensor, what, f"{rule}; other numbers are targets of a regression")
+            _require_all(
+                tensor == tensor.round(),
+                tensor,
+                what,
+                f"{rule}; other numbers are targets of a regression",
+            )
         return tensor.to(torch.int64)
     numbers = tensor.to(torch.float32)
     if numbers.dim() == 2 and numbers.shape[1] == 1 and task != "multilabel":
@@ -171,16 +196,18 @@ def check_numbering(y: Tensor, what: str, task: TaskKind) -> None:
     Raises
     ------
     DataError
-        If the last is at least :data:`FEW_LABELS`, and not even one in :data:`SPARSEST` numbers up to it is a label.
+        If the last is at least :data:`FEW_LABELS`, and not even one in :data:`SPARSEST` numbers up
+        to it is a label.
     """
     if task != "classification" or not len(y) or (last := int(y.max())) < FEW_LABELS:
         return
     different = len(torch.unique(y[y >= 0]))
     if last + 1 > SPARSEST * different:
         raise DataError(
-            f"{what} go up to {last:,}, but only {different:,} different ones occur, and a model has an output for "
-            f"each number from 0 on; number them anew, as numpy.unique(labels, return_inverse=True) does, or give them "
-            "as texts; if there are really so many, say how many labels there are"
+            f"{what} go up to {last:,}, but only {different:,} different ones occur, and a model "
+            "has an output for each number from 0 on; number them anew, as numpy.unique(labels, "
+            "return_inverse=True) does, or give them as texts; if there are really so many, say "
+            "how many labels there are"
         )
 
 
@@ -188,8 +215,9 @@ def require_outputs(outputs: int, what: str) -> None:
     """Check that a model with so many outputs could be built; a DataError if not."""
     if not 1 <= outputs <= MOST_OUTPUTS:
         raise DataError(
-            f"{what} should be from 1 to {MOST_OUTPUTS:,}, as a model has one for each label, got {outputs:,}; number "
-            "the labels from 0 on, as numpy.unique(labels, return_inverse=True) does"
+            f"{what} should be from 1 to {MOST_OUTPUTS:,}, as a model has one for each label, got "
+            f"{outputs:,}; number the labels from 0 on, as numpy.unique(labels, "
+            "return_inverse=True) does"
         )
 
 
@@ -203,14 +231,19 @@ def as_indices(values: Any, what: str) -> Indices:
     """Return indices as an int64 array: the same one if it is that already."""
     array = as_array(values, what)
     if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
-        raise DataError(f"{what} should be whole numbers, one behind the other, got {array.dtype} {list(array.shape)}")
+        raise DataError(
+            f"{what} should be whole numbers, one behind the other, got {array.dtype} "
+            f"{list(array.shape)}"
+        )
     return array.astype(np.int64, copy=False)
 
 
 def check_range(indices: Indices, count: int, what: str) -> None:
     """Check that indices into ``count`` examples are in range."""
     if len(indices) and not (indices.min() >= 0 and indices.max() < count):
-        raise DataError(f"{what} should lie in 0 .. {count - 1}, got {indices.min()} .. {indices.max()}")
+        raise DataError(
+            f"{what} should lie in 0 .. {count - 1}, got {indices.min()} .. {indices.max()}"
+        )
 
 
 def whole_number(value: Any, what: str) -> int:
@@ -226,7 +259,9 @@ def check_name(name: Any, what: str) -> None:
     try:
         str.encode(name)
     except (TypeError, UnicodeEncodeError):
-        raise DataError(f"{what} should be a string that UTF-8 can write, got {shown(name)}") from None
+        raise DataError(
+            f"{what} should be a string that UTF-8 can write, got {shown(name)}"
+        ) from None
 
 
 _TARGETS: Mapping[TaskKind, str] = {
@@ -246,7 +281,9 @@ def _require_all(holds: Tensor, values: Tensor, what: str, rule: str) -> None:
     value = float(values.reshape(holds.shape)[(row, *column)])
     where = f"example {row}" + (f", column {column[0]}" if column else "")
     head, _, tail = rule.partition("; ")
-    raise DataError(f"{what} should be {head}, got {value} in {where}" + (f"; {tail}" if tail else ""))
+    raise DataError(
+        f"{what} should be {head}, got {value} in {where}" + (f"; {tail}" if tail else "")
+    )
 
 
 def as_array(values: Any, what: str) -> NDArray[Any]:
@@ -255,7 +292,9 @@ def as_array(values: Any, what: str) -> NDArray[Any]:
     try:
         return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{what} should be numbers, got {type(values).__name__}: {error}") from error
+        raise DataError(
+            f"{what} should be numbers, got {type(values).__name__}: {error}"
+        ) from error
 
 
 def check_kind(values: Any, what: str) -> None:
@@ -270,4 +309,6 @@ def _as_tensor(values: Any, what: str) -> Tensor:
         own = isinstance(values, Tensor) or not hasattr(values, "__array__")
         return torch.as_tensor(values if own else np.asarray(values)).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{what} should be a tensor or an array, got {type(values).__name__}: {error}") from error
+        raise DataError(
+            f"{what} should be a tensor or an array, got {type(values).__name__}: {error}"
+        ) from error

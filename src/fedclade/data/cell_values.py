@@ -120,7 +120,9 @@ class Notation:
     def _readings_of(self, unique: Texts) -> list[Reading]:
         marks = DECIMAL_MARKS if self.decimal is None else (self.decimal,)
         numbers = [(mark, read_numbers(unique, mark)) for mark in marks]
-        fitting = [Reading("number", mark, mark, values) for mark, values in numbers if values is not None]
+        fitting = [
+            Reading("number", mark, mark, values) for mark, values in numbers if values is not None
+        ]
         return fitting or self._date_readings(unique)
 
     def _date_readings(self, unique: Texts) -> list[Reading]:
@@ -135,7 +137,9 @@ class Notation:
         if days is not None:
             return [Reading("date", "year, month, day", "%Y-%m-%d", days)]
         parsed = [(order, form, _parse_dates(texts, form)) for order, form in _date_formats(texts)]
-        return [Reading("date", order, form, days) for order, form, days in parsed if days is not None]
+        return [
+            Reading("date", order, form, days) for order, form, days in parsed if days is not None
+        ]
 
 
 def arrow_compute() -> Any:
@@ -152,7 +156,9 @@ def read_numbers(texts: Texts, mark: str) -> Any:
     pc = arrow_compute()
     if not len(texts) or not pc.all(are_numbers(texts, mark)).as_py():
         return None
-    plain = pc.replace_substring_regex(pc.utf8_trim_whitespace(texts), f"[{_GROUP_SEPARATORS[mark]}+]", "")
+    plain = pc.replace_substring_regex(
+        pc.utf8_trim_whitespace(texts), f"[{_GROUP_SEPARATORS[mark]}+]", ""
+    )
     plain = pc.replace_substring(pc.replace_substring(plain, _MINUS, "-"), mark, ".")
     if pc.all(pc.match_substring_regex(plain, r"^-?\d{1,18}$")).as_py():
         return plain.cast(pa.int64())
@@ -163,9 +169,13 @@ def are_numbers(texts: Texts, mark: str) -> Any:
     """Return which texts are numbers with a decimal mark, perhaps with groups of three digits."""
     pc = arrow_compute()
     # A number that begins with 0 has no groups: 0,123 has a decimal comma.
-    grouped = "|".join(rf"[1-9]\d{{0,2}}(?:{re.escape(each)}\d{{3}})+" for each in _GROUP_SEPARATORS[mark])
+    grouped = "|".join(
+        rf"[1-9]\d{{0,2}}(?:{re.escape(each)}\d{{3}})+" for each in _GROUP_SEPARATORS[mark]
+    )
     fraction = rf"{re.escape(mark)}\d+"
-    pattern = rf"^\s*[-+{_MINUS}]?(?:(?:\d+|{grouped})(?:{fraction})?|{fraction})(?:[eE][-+]?\d+)?\s*$"
+    pattern = (
+        rf"^\s*[-+{_MINUS}]?(?:(?:\d+|{grouped})(?:{fraction})?|{fraction})(?:[eE][-+]?\d+)?\s*$"
+    )
     return pc.match_substring_regex(texts, pattern)
 
 
@@ -221,7 +231,11 @@ def _date_formats(texts: Sequence[str]) -> list[tuple[str, str]]:
     named = _NAMED_MONTH.fullmatch(first)
     if named is not None:
         clock, month = _clock_format(named[3]), "%b" if len(named[2]) == 3 else "%B"
-        return [] if clock is None else [("day, month, year", f"%d{named[1]}{month}{named[1]}%Y{clock}")]
+        return (
+            []
+            if clock is None
+            else [("day, month, year", f"%d{named[1]}{month}{named[1]}%Y{clock}")]
+        )
     match = _DATE.fullmatch(first)
     if match is None:
         return []
@@ -255,7 +269,9 @@ def _parse_dates(texts: Sequence[str], date_format: str) -> Any:
         moments = [datetime.strptime(text.strip(), date_format) for text in texts]
     except ValueError:
         return None
-    return pa.array((np.array(moments, dtype="M8[us]") - np.datetime64(0, "us")) / np.timedelta64(1, "D"))
+    return pa.array(
+        (np.array(moments, dtype="M8[us]") - np.datetime64(0, "us")) / np.timedelta64(1, "D")
+    )
 
 
 def _parse_iso_dates(texts: Texts) -> Any:

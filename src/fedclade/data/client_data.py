@@ -29,15 +29,21 @@ class ClientData:
     train: Indices  # into the pool
     validation: Indices  # may be empty
     test: Indices
-    label_map: Tensor | None = None  # int64 [outputs]: where the pool has label y, the client sees label_map[y]
+    label_map: Tensor | None = (
+        None  # int64 [outputs]: where the pool has label y, the client sees label_map[y]
+    )
     quarter_turns: int = 0  # its images are turned by so many times 90°
 
     def __post_init__(self) -> None:
         check_name(self.name, f"the name of client {self.id}")
         for name in ("id", "key", "quarter_turns"):
-            object.__setattr__(self, name, whole_number(getattr(self, name), f"the {name} of client {self.name!r}"))
+            object.__setattr__(
+                self, name, whole_number(getattr(self, name), f"the {name} of client {self.name!r}")
+            )
         for name in get_args(Split):
-            object.__setattr__(self, name, as_indices(getattr(self, name), f"{name} of client {self.name!r}"))
+            object.__setattr__(
+                self, name, as_indices(getattr(self, name), f"{name} of client {self.name!r}")
+            )
 
     def __repr__(self) -> str:
         held = ", ".join(f"{split}={len(getattr(self, split))}" for split in get_args(Split))
@@ -56,15 +62,19 @@ def mapped(y: Tensor, label_map: Tensor) -> Tensor:
 def check_held(pool: Pool, indices: Indices, split: Split, client: str) -> None:
     """Check that a pool has these examples, and that none of their inputs is NaN or infinite."""
     check_range(indices, len(pool.x), f"the {split} indices of {client}")
-    if len(pool.not_finite) == 0 or len(odd := np.flatnonzero(np.isin(indices, pool.not_finite))) == 0:
+    if (
+        len(pool.not_finite) == 0
+        or len(odd := np.flatnonzero(np.isin(indices, pool.not_finite))) == 0
+    ):
         return
     row = int(indices[odd[0]])
     place: list[int] = (~pool.x[row].isfinite()).nonzero()[0].tolist()
     column = place[0] if len(place) == 1 else place
     more = f" and in {len(odd) - 1} more" if len(odd) > 1 else ""
     raise DataError(
-        f"{client} has {float(pool.x[row][tuple(place)])} in column {column} of {split} example {odd[0]} (example "
-        f"{row} of pool {pool.name!r}){more}; fill such inputs in, or leave these examples out"
+        f"{client} has {float(pool.x[row][tuple(place)])} in column {column} of {split} example "
+        f"{odd[0]} (example {row} of pool {pool.name!r}){more}; fill such inputs in, or leave "
+        "these examples out"
     )
 
 
@@ -72,8 +82,8 @@ def no_examples(client: int, name: str, split: Split, clients: int) -> DataError
     """Return the error of a client, one of so many, without examples of a split."""
     what = "training" if split == "train" else split
     return DataError(
-        f"client {client} ({name!r}) has no {what} examples; ask for fewer clients (now {clients}), more examples, "
-        "or a partition that gives every client some"
+        f"client {client} ({name!r}) has no {what} examples; ask for fewer clients (now "
+        f"{clients}), more examples, or a partition that gives every client some"
     )
 
 
@@ -102,7 +112,11 @@ class Stage:
     def of(self, ids: Collection[int]) -> Stage:
         """Return the stage of some of the clients."""
         mine = tuple(client for client in self.clients if client.id in ids)
-        truth = None if self.true_clusters is None else {c: k for c, k in self.true_clusters.items() if c in ids}
+        truth = (
+            None
+            if self.true_clusters is None
+            else {c: k for c, k in self.true_clusters.items() if c in ids}
+        )
         return replace(self, clients=mine, true_clusters=truth)
 
 
@@ -110,13 +124,15 @@ def check_stages(stages: Sequence[Stage], clients: Sequence[ClientData]) -> None
     """Check that stages follow each other, and that all have the same clients; what they hold is not looked at."""
     rounds = [1, *(stage.first_round for stage in stages)]
     if any(later <= earlier for earlier, later in pairwise(rounds)):
-        raise DataError(f"stages should begin after round 1, each after the one before, got {rounds[1:]}")
+        raise DataError(
+            f"stages should begin after round 1, each after the one before, got {rounds[1:]}"
+        )
     expected = [(client.id, client.name, client.key) for client in clients]
     for stage in stages:
         if [(client.id, client.name, client.key) for client in stage.clients] != expected:
             raise DataError(
-                f"the stage from round {stage.first_round} on should have the federation's clients, in its order, with "
-                "their names and keys"
+                f"the stage from round {stage.first_round} on should have the federation's "
+                "clients, in its order, with their names and keys"
             )
 
 
@@ -125,7 +141,8 @@ def check_stages(stages: Sequence[Stage], clients: Sequence[ClientData]) -> None
 Augment = Callable[[Tensor], Tensor]
 """Takes the inputs of a batch ``[B, ...]``, as the model would, and returns what the model gets in their place.
 
-It treats each example by itself, and what it draws, it draws from torch's generators, so that the run's seed sets it.
+It treats each example by itself, and what it draws, it draws from torch's generators, so that the
+run's seed sets it.
 """
 
 
@@ -149,6 +166,7 @@ def augment_of(given: object) -> Augment | None:
     if sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in needed) > 1:
         raise ConfigError(
             f"augment should be a function of the inputs x alone, got {shown(given)} of "
-            f"({', '.join(p.name for p in needed)}); what changes the targets too cannot be done in a batch"
+            f"({', '.join(p.name for p in needed)}); what changes the targets too cannot be done "
+            "in a batch"
         )
     return found

@@ -27,7 +27,8 @@ class SplitRows:
     starts, counts
         int64 ``[n]``: client ``k`` has ``counts[k]`` entries of ``indices`` from ``starts[k]`` on.
     indices
-        Into the pool. None: a client's examples lie side by side in the pool, and ``starts`` are its rows themselves.
+        Into the pool. None: a client's examples lie side by side in the pool, and ``starts`` are
+        its rows themselves.
     """
 
     starts: Indices
@@ -46,7 +47,11 @@ class SplitRows:
     def of(self, place: int) -> Indices:
         """Return the indices of the client at a place."""
         start, count = int(self.starts[place]), int(self.counts[place])
-        return np.arange(start, start + count) if self.indices is None else self.indices[start : start + count]
+        return (
+            np.arange(start, start + count)
+            if self.indices is None
+            else self.indices[start : start + count]
+        )
 
     def rows(self, places: Indices) -> Indices:
         """Return the indices of the clients at some places, client behind client."""
@@ -63,10 +68,19 @@ class SplitRows:
         """Return those of these clients and of others."""
         starts, indices = others.starts, None
         if self.indices is not None and others.indices is not None:
-            starts, indices = starts + len(self.indices), np.concatenate([self.indices, others.indices])
+            starts, indices = (
+                starts + len(self.indices),
+                np.concatenate([self.indices, others.indices]),
+            )
         elif self.indices is not others.indices:
-            raise DataError("examples that lie side by side can be joined with others that do, only")
-        return SplitRows(np.concatenate([self.starts, starts]), np.concatenate([self.counts, others.counts]), indices)
+            raise DataError(
+                "examples that lie side by side can be joined with others that do, only"
+            )
+        return SplitRows(
+            np.concatenate([self.starts, starts]),
+            np.concatenate([self.counts, others.counts]),
+            indices,
+        )
 
     def first_with(self, rows: Indices) -> int | None:
         """Return the place of the first client that holds one of these rows of the pool, given in order."""
@@ -88,7 +102,8 @@ class ClientTable(Sequence[ClientData]):
     names
         Of each client; None: ``client-<id>``.
     label_maps, view
-        The label maps that there are, int64 ``[V, outputs]``, and which of them each client has, ``[n]``; -1 for none.
+        The label maps that there are, int64 ``[V, outputs]``, and which of them each client has,
+        ``[n]``; -1 for none.
     quarter_turns
         Of each client, ``[n]``; None: none is turned.
 
@@ -112,7 +127,11 @@ class ClientTable(Sequence[ClientData]):
         for name in ("ids", "keys", "view", "quarter_turns"):
             if (array := getattr(self, name)) is not None:
                 object.__setattr__(self, name, as_indices(array, f"{name} of the clients"))
-        arrays = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "label_maps"}
+        arrays = {
+            each.name: getattr(self, each.name)
+            for each in fields(self)
+            if each.name != "label_maps"
+        }
         lengths = {name: len(array) for name, array in arrays.items() if array is not None}
         if len(set(lengths.values())) > 1:
             raise DataError(f"the arrays of a client table should have one length, got {lengths}")
@@ -125,7 +144,11 @@ class ClientTable(Sequence[ClientData]):
         """Return clients as a table; indices that several share are copied for each."""
         if isinstance(clients, ClientTable):
             return clients
-        maps = {id(client.label_map): client.label_map for client in clients if client.label_map is not None}
+        maps = {
+            id(client.label_map): client.label_map
+            for client in clients
+            if client.label_map is not None
+        }
         row_of = {key: row for row, key in enumerate(maps)}
         named = [client.name for client in clients]
         ids = np.array([client.id for client in clients])
@@ -139,7 +162,9 @@ class ClientTable(Sequence[ClientData]):
             ),
             names=None if named == list(Numbered(ids)) else named,
             label_maps=_stacked(list(maps.values())),
-            view=np.array([row_of.get(id(client.label_map), -1) for client in clients]) if maps else None,
+            view=np.array([row_of.get(id(client.label_map), -1) for client in clients])
+            if maps
+            else None,
             quarter_turns=turns if turns.any() else None,
         )
 
@@ -158,12 +183,18 @@ class ClientTable(Sequence[ClientData]):
         splits = [self.split(split) for split in get_args(Split)]
         ends = np.maximum.reduce([split.starts + split.counts for split in splits])
         begins = np.minimum.reduce([split.starts for split in splits])
-        return all(split.indices is None for split in splits) and bool((begins[1:] >= ends[:-1]).all())
+        return all(split.indices is None for split in splits) and bool(
+            (begins[1:] >= ends[:-1]).all()
+        )
 
     @property
     def nbytes(self) -> int:
         """Bytes that the arrays take, without names and indices."""
-        splits = [array for split in get_args(Split) for array in (self.split(split).starts, self.split(split).counts)]
+        splits = [
+            array
+            for split in get_args(Split)
+            for array in (self.split(split).starts, self.split(split).counts)
+        ]
         given = [self.ids, self.keys, self.view, self.quarter_turns, *splits]
         return sum(array.nbytes for array in given if array is not None)
 
@@ -237,7 +268,12 @@ class ClientTable(Sequence[ClientData]):
             if held.indices is not None:
                 check_range(held.indices, len(pool.x), f"the {split} indices")
             if len(pool.not_finite) and (place := held.first_with(pool.not_finite)) is not None:
-                check_held(pool, held.of(place), split, f"client {self.ids[place]} ({self.all_names[place]!r})")
+                check_held(
+                    pool,
+                    held.of(place),
+                    split,
+                    f"client {self.ids[place]} ({self.all_names[place]!r})",
+                )
 
     def digest(self) -> str:
         """Return a SHA-256 of which examples each client holds, and how it sees them."""
@@ -271,12 +307,16 @@ class Numbered(Sequence[str]):
     def __getitem__(self, index: slice) -> Numbered: ...
 
     def __getitem__(self, index: int | slice) -> str | Numbered:
-        return Numbered(self._ids[index]) if isinstance(index, slice) else f"client-{self._ids[index]}"
+        return (
+            Numbered(self._ids[index]) if isinstance(index, slice) else f"client-{self._ids[index]}"
+        )
 
 
 def _side_by_side(indices: Sequence[Indices]) -> SplitRows:
     counts = np.array([len(each) for each in indices], dtype=np.int64)
-    return SplitRows(counts.cumsum() - counts, counts, np.concatenate([*indices, np.empty(0, np.int64)]))
+    return SplitRows(
+        counts.cumsum() - counts, counts, np.concatenate([*indices, np.empty(0, np.int64)])
+    )
 
 
 def _stacked(maps: Sequence[Tensor]) -> Tensor | None:

@@ -60,17 +60,26 @@ class Rows:
             if there != expected:
                 differ = {"lacks": expected - there, "has besides": there - expected}
                 what = " and ".join(
-                    f"{verb} {', '.join(map(repr, sorted(odd)))}" for verb, odd in differ.items() if odd
+                    f"{verb} {', '.join(map(repr, sorted(odd)))}"
+                    for verb, odd in differ.items()
+                    if odd
                 )
-                raise DataError(f"{sheet.where} should have the columns of {first.where}, but {what}; name 'inputs'")
+                raise DataError(
+                    f"{sheet.where} should have the columns of {first.where}, but {what}; name "
+                    "'inputs'"
+                )
         found = [column for column in first.table.column_names if column not in apart]
         if not found:
-            raise DataError(f"{first.where} has no column to predict from besides {', '.join(map(repr, apart))}")
+            raise DataError(
+                f"{first.where} has no column to predict from besides {', '.join(map(repr, apart))}"
+            )
         return found
 
     def kind(self, column: str) -> ColumnKind:
         """Return what a column holds; a DataError if that differs, or is of no use."""
-        kinds: list[ColumnKind | None] = [_kind(sheet.table, column, sheet.where) for sheet in self.sheets]
+        kinds: list[ColumnKind | None] = [
+            _kind(sheet.table, column, sheet.where) for sheet in self.sheets
+        ]
         found: set[ColumnKind] = {kind for kind in kinds if kind is not None}
         if found <= {"whole", "number"}:
             return "whole" if found == {"whole"} else "number"
@@ -82,8 +91,9 @@ class Rows:
         (one, here), *rest = known
         other, there = next(each for each in rest if is_number(each[0]) != is_number(one))
         raise DataError(
-            f"column {column!r} should hold the same kind of values everywhere, got {IN_WORDS[one]} in {here} and "
-            f"{IN_WORDS[other]} in {there}{self._odd_text(column, kinds)}"
+            f"column {column!r} should hold the same kind of values everywhere, got "
+            f"{IN_WORDS[one]} in {here} and {IN_WORDS[other]} in "
+            f"{there}{self._odd_text(column, kinds)}"
         )
 
     def _odd_text(self, column: str, kinds: Sequence[ColumnKind | None]) -> str:
@@ -109,28 +119,50 @@ class Rows:
 
         for sheet in self.sheets:
             _require(sheet.table, column, sheet.where)
-        parts = [table[column].cast(pa.string()).to_numpy(zero_copy_only=False) for table in self.tables]
+        parts = [
+            table[column].cast(pa.string()).to_numpy(zero_copy_only=False) for table in self.tables
+        ]
         self.refuse(
-            [np.array([text is None or (not empty and not text) for text in p], bool) for p in parts], column, parts
+            [
+                np.array([text is None or (not empty and not text) for text in p], bool)
+                for p in parts
+            ],
+            column,
+            parts,
         )
         return np.concatenate(parts)
 
     def refuse(
-        self, odd: Sequence[NDArray[np.bool_]], column: str, values: Sequence[NDArray[Any]], rule: str = ""
+        self,
+        odd: Sequence[NDArray[np.bool_]],
+        column: str,
+        values: Sequence[NDArray[Any]],
+        rule: str = "",
     ) -> None:
         """Raise a DataError for the first row that is odd."""
         for sheet, rows, held in zip(self.sheets, odd, values, strict=True):
             if rows.any():
-                first, more = int(rows.argmax()), f" (and {rows.sum() - 1} more)" if rows.sum() > 1 else ""
+                first, more = (
+                    int(rows.argmax()),
+                    f" (and {rows.sum() - 1} more)" if rows.sum() > 1 else "",
+                )
                 value: Any = held[first : first + 1].tolist()[0]
-                what = "an empty cell" if value is None or value == "" or value != value else shown(value)
+                what = (
+                    "an empty cell"
+                    if value is None or value == "" or value != value
+                    else shown(value)
+                )
                 fix = rule or "fill it in, or leave the row or the column out"
-                raise DataError(f"{sheet.where}: column {column!r} has {what} in row {first + 1}{more}; {fix}")
+                raise DataError(
+                    f"{sheet.where}: column {column!r} has {what} in row {first + 1}{more}; {fix}"
+                )
 
     def categories(self, column: str) -> tuple[str, ...]:
         """Return the categories of a column in sorted order, with those that a pandas data frame declares."""
         found, _ = self._categories_of(column)
-        declared = {category for table in self.tables for category in _declared_categories(table, column)}
+        declared = {
+            category for table in self.tables for category in _declared_categories(table, column)
+        }
         return tuple(sorted({*found, *declared}))
 
     def describe_inputs(self, columns: Sequence[str]) -> tuple[InputColumn, ...]:
@@ -143,8 +175,9 @@ class Rows:
             categories = self.categories(column)
             if len(categories) > MOST_CATEGORIES:
                 raise DataError(
-                    f"column {column!r} holds {len(categories):,} different texts, too many to encode by category; "
-                    f"leave it out of 'inputs', or take its words as the only input by text = {column!r}"
+                    f"column {column!r} holds {len(categories):,} different texts, too many to "
+                    "encode by category; leave it out of 'inputs', or take its words as the only "
+                    f"input by text = {column!r}"
                 )
             described.append(InputColumn(column, "category", categories))
         return tuple(described)
@@ -157,8 +190,8 @@ class Rows:
             if is_number(kind) != (column.kind == "number"):
                 expected = "numbers" if column.kind == "number" else "texts"
                 raise SchemaError(
-                    f"{self.sheets[0].where}: column {column.name!r} should hold {expected} by the schema, got "
-                    f"{IN_WORDS[kind]}"
+                    f"{self.sheets[0].where}: column {column.name!r} should hold {expected} by the "
+                    f"schema, got {IN_WORDS[kind]}"
                 )
             if column.kind == "number":
                 parts.append(self.numbers(column.name))
@@ -167,7 +200,9 @@ class Rows:
             parts += [places == number for number in range(len(column.categories))]
         return torch.from_numpy(np.stack(parts, axis=1).astype(np.float64))
 
-    def category_places(self, column: str, categories: Sequence[str], what: str) -> NDArray[np.int64]:
+    def category_places(
+        self, column: str, categories: Sequence[str], what: str
+    ) -> NDArray[np.int64]:
         """Return the place of each row's text among the categories or labels of a schema, int64 ``[N]``."""
         found, inverse = self._categories_of(column)
         place_of = {category: place for place, category in enumerate(categories)}
@@ -176,7 +211,12 @@ class Rows:
         return places[inverse]
 
     def refuse_unknown(
-        self, odd: NDArray[np.bool_], column: str, values: NDArray[Any], known: Sequence[object], what: str
+        self,
+        odd: NDArray[np.bool_],
+        column: str,
+        values: NDArray[Any],
+        known: Sequence[object],
+        what: str,
     ) -> None:
         """Raise a SchemaError for the first row whose value is not in the schema."""
         if not odd.any():
@@ -190,8 +230,8 @@ class Rows:
         rule = f"no {what} of the schema"
         fix = "add it to the schema, or leave the row out"
         raise SchemaError(
-            f"{where}: column {column!r} has {shown(unknown_values[0])} in row {row + 1}{more}, which is {rule} "
-            f"({listed}); {fix}",
+            f"{where}: column {column!r} has {shown(unknown_values[0])} in row {row + 1}{more}, "
+            f"which is {rule} ({listed}); {fix}",
             f"column {column!r} has a value that is {rule}; {fix}",
         )
 
@@ -225,9 +265,12 @@ def arrow_table(frame: Any) -> Table:
     except (pa.ArrowException, TypeError, ValueError) as error:
         if hasattr(frame, "columns"):  # the reason names the column
             reason = " ".join(map(str, error.args))
-            raise DataError(f"the data frame should have values of one type in each column: {reason}") from error
+            raise DataError(
+                f"the data frame should have values of one type in each column: {reason}"
+            ) from error
         raise DataError(
-            f"the data frame should be one of pandas or polars, or Arrow's, got {shown(frame)}: {error}"
+            f"the data frame should be one of pandas or polars, or Arrow's, got {shown(frame)}: "
+            f"{error}"
         ) from error
 
 
@@ -240,7 +283,10 @@ def _require(table: Table, column: str, where: str) -> None:
     if column not in table.column_names:
         raise DataError(unknown(f"column of {where}:", column, table.column_names))
     if table.column_names.count(column) > 1:
-        raise DataError(f"{where} has {table.column_names.count(column)} columns {column!r}; their names should differ")
+        raise DataError(
+            f"{where} has {table.column_names.count(column)} columns {column!r}; their names "
+            "should differ"
+        )
 
 
 def _kind(table: Table, column: str, where: str) -> ColumnKind | None:
@@ -261,8 +307,13 @@ def _kind(table: Table, column: str, where: str) -> ColumnKind | None:
     if types.is_string(found) or types.is_large_string(found) or types.is_string_view(found):
         return "text"
     if types.is_binary(found) or types.is_large_binary(found):
-        raise DataError(f"{where}: column {column!r} holds bytes and no texts; leave it out by 'drop'")
-    raise DataError(f"{where}: column {column!r} should hold numbers or texts, got {found}; leave it out of 'inputs'")
+        raise DataError(
+            f"{where}: column {column!r} holds bytes and no texts; leave it out by 'drop'"
+        )
+    raise DataError(
+        f"{where}: column {column!r} should hold numbers or texts, got {found}; leave it out of "
+        "'inputs'"
+    )
 
 
 def _declared_categories(table: Table, column: str) -> list[str]:

@@ -1,7 +1,7 @@
 """Data made up of concepts that drift: SEA, SINE and CIRCLE (Jothimurugesan et al. 2023, section 6).
 
-In every time step each client draws new examples of the concept that a pattern gives it, and is tested on those that it
-trains on in the next step, as in the authors' code.
+In every time step each client draws new examples of the concept that a pattern gives it, and is
+tested on those that it trains on in the next step, as in the authors' code.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ BLOCK = 4096
 class PlantedSettings:
     """Clients in clusters, each with a linear concept of its own.
 
-    A client of cluster ``k`` has inputs ``x ~ N(0, I)``, float32 ``[features]``, and labels ``argmax(W_k x)``, of which
-    a ``noise`` part is replaced by labels drawn at random; ``W_k [labels, features] ~ N(0, 1)``. Its number of training
-    examples is ``⌊least · u^(-1 / (zipf - 1))⌋``, ``u`` uniform in (0, 1], and at most ``most``: the continuous Zipf
-    law, of which client sizes have a share falling as ``size^-zipf``.
+    A client of cluster ``k`` has inputs ``x ~ N(0, I)``, float32 ``[features]``, and labels
+    ``argmax(W_k x)``, of which a ``noise`` part is replaced by labels drawn at random; ``W_k
+    [labels, features] ~ N(0, 1)``. Its number of training examples is ``⌊least · u^(-1 / (zipf -
+    1))⌋``, ``u`` uniform in (0, 1], and at most ``most``: the continuous Zipf law, of which client
+    sizes have a share falling as ``size^-zipf``.
 
     Parameters
     ----------
@@ -103,13 +104,19 @@ class PlantedSettings:
             yield self._block(min(BLOCK, self.clients - first), concepts, draws)
 
     def _block(
-        self, clients: int, concepts: NDArray[np.float32], draws: Callable[[str], np.random.Generator]
+        self,
+        clients: int,
+        concepts: NDArray[np.float32],
+        draws: Callable[[str], np.random.Generator],
     ) -> ClientBlock:
-        # How much each has is drawn for the whole block, and cut, so that the last block's are those of a full one.
+        # How much each has is drawn for the whole block, and cut, so that the last block's are
+        # those of a full one.
         clusters = draws("planted clusters").integers(self.clusters, size=BLOCK)[:clients]
         u = 1 - draws("planted sizes").random(BLOCK)[:clients]
         train = np.minimum(self.least * u ** (-1 / (self.zipf - 1)), self.most).astype(np.int64)
-        counts = np.stack([train, np.full(clients, self.validation), np.full(clients, self.test)], axis=1)
+        counts = np.stack(
+            [train, np.full(clients, self.validation), np.full(clients, self.test)], axis=1
+        )
         total, draw = int(counts.sum()), draws("planted examples")
         x = draw.standard_normal((total, self.features), dtype=np.float32)
         cluster = clusters.repeat(counts.sum(1))
@@ -128,19 +135,25 @@ def _draws(seed: int, block: int, what: str) -> np.random.Generator:
 
 
 def write_planted(
-    folder: str | Path, settings: PlantedSettings, seed: int = 0, on_clients: OnClients | None = None
+    folder: str | Path,
+    settings: PlantedSettings,
+    seed: int = 0,
+    on_clients: OnClients | None = None,
 ) -> str:
     """Write planted clusters to a folder, see :func:`~fedclade.data.write_folder`; return their description."""
     clusters = f"{settings.clusters} cluster{'s' if settings.clusters > 1 else ''}"
     description = f"planted, {settings.clients} clients, {clusters}"
-    write_folder(folder, settings.pool, settings.blocks(seed), description=description, on_clients=on_clients)
+    write_folder(
+        folder, settings.pool, settings.blocks(seed), description=description, on_clients=on_clients
+    )
     return description
 
 
 Points = NDArray[np.float64]
 
 THRESHOLDS = (8.0, 9.0, 7.0, 9.5)
-"""θ of SEA's concepts (Street and Kim 2001). To the authors' files 8, 9, 7 and 9 fit best: their fourth is the second.
+"""θ of SEA's concepts (Street and Kim 2001). To the authors' files 8, 9, 7 and 9 fit best: their
+fourth is the second.
 """
 
 CIRCLES = ((0.2, 0.5, 0.15), (0.6, 0.5, 0.25))
@@ -192,10 +205,12 @@ def concepts(
 ) -> Federation:
     """Return clients whose concepts drift; in a config it is ``name = "fedclade.data:concepts"``.
 
-    - ``sea``: three numbers uniform in [0, 10], of label 1 if the second and the third come to more than θ; four
-      concepts, each with a θ of its own.
-    - ``sine``: points of the unit square, of label 1 up to the curve x₂ = sin x₁; in the second concept reversed.
-    - ``circle``: points of the unit square, of label 1 outside a circle, another one in each of two concepts.
+    - ``sea``: three numbers uniform in [0, 10], of label 1 if the second and the third come to more
+      than θ; four concepts, each with a θ of its own.
+    - ``sine``: points of the unit square, of label 1 up to the curve x₂ = sin x₁; in the second
+      concept reversed.
+    - ``circle``: points of the unit square, of label 1 outside a circle, another one in each of two
+      concepts.
 
     Parameters
     ----------
@@ -206,11 +221,11 @@ def concepts(
     steps, step_rounds
         How many time steps, each a stage, and how many communication rounds each lasts.
     pattern
-        The concept of each client in each step: as in :class:`~fedclade.data.Drift`, with one more row than steps, for
-        the tests of the last.
+        The concept of each client in each step: as in :class:`~fedclade.data.Drift`, with one more
+        row than steps, for the tests of the last.
     noise
-        Share of the labels that are flipped, in [0, 1); by default a tenth for ``sea``, as in the authors' files, and
-        none for the others.
+        Share of the labels that are flipped, in [0, 1); by default a tenth for ``sea``, as in the
+        authors' files, and none for the others.
 
     Raises
     ------
@@ -228,13 +243,25 @@ def concepts(
     made, rows = KINDS[kind], concepts_of(pattern, steps + 1, clients)[: steps + 1]
     flips = made.noise if noise is None else noise
     largest = max(map(max, rows))
-    require(("pattern", pattern, largest < made.concepts, f"of the {made.concepts} concepts of {kind!r}"))
-    x, y = np.empty((steps + 1, clients, samples, made.features)), np.empty((steps + 1, clients, samples), dtype=bool)
+    require(
+        (
+            "pattern",
+            pattern,
+            largest < made.concepts,
+            f"of the {made.concepts} concepts of {kind!r}",
+        )
+    )
+    x, y = (
+        np.empty((steps + 1, clients, samples, made.features)),
+        np.empty((steps + 1, clients, samples), dtype=bool),
+    )
     for step, row in enumerate(rows):
         for client, concept in enumerate(row):
             draw = rng.generator(seed, kind, step, client)
             x[step, client] = draw.uniform(0, made.largest, (samples, made.features))
-            y[step, client] = made.is_one(x[step, client], concept) != (draw.random(samples) < flips)
+            y[step, client] = made.is_one(x[step, client], concept) != (
+                draw.random(samples) < flips
+            )
     labels, place = y.reshape(-1).astype(np.int64), np.arange(y.size).reshape(y.shape)
     points = torch.from_numpy(x.reshape(-1, made.features).astype(np.float32))
     pool = Pool(kind, points, torch.from_numpy(labels), labels, np.arange(y.size), np.arange(0), 2)
@@ -245,4 +272,6 @@ def concepts(
         return tuple(members), dict(enumerate(rows[step]))
 
     stages = tuple(Stage(1 + step * step_rounds, *held(step)) for step in range(1, steps))
-    return Federation(pool, *held(0), f"{kind}, {clients} clients, {steps} time steps", stages=stages)
+    return Federation(
+        pool, *held(0), f"{kind}, {clients} clients, {steps} time steps", stages=stages
+    )

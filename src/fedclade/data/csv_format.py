@@ -71,7 +71,9 @@ class CsvFile:
     assumed: tuple[str, ...] = ()  # what is not the plain default and was not given, in words
 
     @classmethod
-    def detect(cls, path: Path, separator: str | None = None, encoding: str | None = None) -> CsvFile:
+    def detect(
+        cls, path: Path, separator: str | None = None, encoding: str | None = None
+    ) -> CsvFile:
         """Detect the format of a file, except what is given; a byte order mark is believed before a given encoding.
 
         Raises
@@ -129,8 +131,8 @@ class CsvFile:
 def detect_encoding(path: Path) -> str:
     """Return the encoding of a text file.
 
-    A byte order mark decides, then the zero bytes of UTF-16; a file that is valid UTF-8 is in UTF-8, and any other in
-    the encoding of Western Windows, which UTF-8 cannot be mistaken for.
+    A byte order mark decides, then the zero bytes of UTF-16; a file that is valid UTF-8 is in
+    UTF-8, and any other in the encoding of Western Windows, which UTF-8 cannot be mistaken for.
     """
     marked = _marked_encoding(path)
     if marked is not None:
@@ -138,10 +140,15 @@ def detect_encoding(path: Path) -> str:
     with path.open("rb") as file:
         head = file.read(4096)
         if b"\0" in head:
-            # Characters of Western languages have a zero byte: the second one if little bytes come first.
+            # Characters of Western languages have a zero byte: the second one if little bytes come
+            # first.
             return "utf-16-le" if head[1::2].count(0) > head[::2].count(0) else "utf-16-be"
         file.seek(0)
-        return DEFAULT_ENCODING if _is_utf_8(iter(lambda: file.read(_CHUNK_BYTES), b"")) else FALLBACK_ENCODING
+        return (
+            DEFAULT_ENCODING
+            if _is_utf_8(iter(lambda: file.read(_CHUNK_BYTES), b""))
+            else FALLBACK_ENCODING
+        )
 
 
 def is_separator(separator: str) -> bool:
@@ -163,7 +170,9 @@ def _marked_encoding(path: Path) -> str | None:
     """Return the encoding that a byte order mark at the beginning of a file states, or None if there is no mark."""
     with path.open("rb") as file:
         head = file.read(4)
-    return next((encoding for mark, encoding in _BYTE_ORDER_MARKS.items() if head.startswith(mark)), None)
+    return next(
+        (encoding for mark, encoding in _BYTE_ORDER_MARKS.items() if head.startswith(mark)), None
+    )
 
 
 def _is_utf_8(chunks: Iterator[bytes]) -> bool:
@@ -180,8 +189,8 @@ def _is_utf_8(chunks: Iterator[bytes]) -> bool:
 def _undecodable(path: Path, encoding: str | None) -> DataError:
     tried = f"encoding {encoding!r}" if encoding else "UTF-8 or Windows-1252"
     return DataError(
-        f"{path} is not a text in {tried}; say by 'encoding' which it is, such as 'cp1250' or 'utf-16', or save it as "
-        "UTF-8"
+        f"{path} is not a text in {tried}; say by 'encoding' which it is, such as 'cp1250' or "
+        "'utf-16', or save it as UTF-8"
     )
 
 
@@ -214,20 +223,27 @@ def _detect_separator(sample: str, path: Path) -> str:
         return DEFAULT_SEPARATORS[path.suffix.lower()]
     if len(fitting) > 1:
         numbers = {separator: _share_of_numbers(regular[separator][1]) for separator in fitting}
-        fitting = [separator for separator in fitting if numbers[separator] == max(numbers.values())]
+        fitting = [
+            separator for separator in fitting if numbers[separator] == max(numbers.values())
+        ]
     if len(fitting) > 1:
-        raise DataError(f"{path} may be separated by {' or '.join(map(repr, fitting))}; say by 'separator' which it is")
+        raise DataError(
+            f"{path} may be separated by {' or '.join(map(repr, fitting))}; say by 'separator' "
+            "which it is"
+        )
     return fitting[0]
 
 
 def _regular_rows(sample: str, separator: str) -> tuple[float, list[list[str]]]:
     """Return the share of rows that have as many cells as the header, and these rows.
 
-    The share is 0 if it is below one half or there is only one column; but a quarter if all rows agree and only the
-    header differs, so that the error of the reader is about the right separator.
+    The share is 0 if it is below one half or there is only one column; but a quarter if all rows
+    agree and only the header differs, so that the error of the reader is about the right separator.
     """
     try:
-        rows = [row for row in csv.reader(io.StringIO(sample, newline=""), delimiter=separator) if row]
+        rows = [
+            row for row in csv.reader(io.StringIO(sample, newline=""), delimiter=separator) if row
+        ]
     except csv.Error:
         return 0.0, []
     if not rows or len(rows[0]) < 2:
@@ -243,4 +259,6 @@ def _regular_rows(sample: str, separator: str) -> tuple[float, list[list[str]]]:
 
 def _share_of_numbers(rows: Sequence[Sequence[str]]) -> float:
     cells = [cell for row in rows for cell in row]
-    return sum(_LOOKS_LIKE_A_NUMBER.fullmatch(cell) is not None for cell in cells) / max(1, len(cells))
+    return sum(_LOOKS_LIKE_A_NUMBER.fullmatch(cell) is not None for cell in cells) / max(
+        1, len(cells)
+    )

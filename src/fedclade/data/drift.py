@@ -98,16 +98,23 @@ PATTERNS: Mapping[str, Concepts] = MappingProxyType(
 def concepts_of(pattern: str | Concepts, steps: int, clients: int) -> Sequence[Sequence[int]]:
     """Return the concept of each client in so many time steps, ``[steps][clients]``; one more of the tests, if known.
 
-    A pattern of ten clients is repeated for more. Raises a ConfigError if a name is unknown, a row has another number
-    of clients than the pattern's first, a concept is negative, or there are fewer rows than steps.
+    A pattern of ten clients is repeated for more. Raises a ConfigError if a name is unknown, a row
+    has another number of clients than the pattern's first, a concept is negative, or there are
+    fewer rows than steps.
     """
     if isinstance(pattern, str) and pattern not in PATTERNS:
         raise ConfigError(unknown("pattern of drift:", pattern, PATTERNS))
     rows = PATTERNS[pattern] if isinstance(pattern, str) else pattern
     if len({len(row) for row in rows}) != 1 or not rows[0] or min(min(row) for row in rows) < 0:
-        raise ConfigError("a pattern of drift should have rows of one length, with a concept from 0 on for each client")
+        raise ConfigError(
+            "a pattern of drift should have rows of one length, with a concept from 0 on for each "
+            "client"
+        )
     if len(rows) < steps:
-        raise ConfigError(f"the pattern of drift has {len(rows)} rows, and {steps} are needed, one for each time step")
+        raise ConfigError(
+            f"the pattern of drift has {len(rows)} rows, and {steps} are needed, one for each time "
+            "step"
+        )
     return [[row[client % len(row)] for client in range(clients)] for row in rows]
 
 
@@ -121,22 +128,25 @@ class Drift:
     rounds
         The first round of each stage but the first, from 2 on, ascending.
     kind
-        Whether a stage's training and validation data ``replace`` those of the stages before, or clients ``accumulate``
-        them, with the labels and the views of then. They are tested on the present stage's data alone.
+        Whether a stage's training and validation data ``replace`` those of the stages before, or
+        clients ``accumulate`` them, with the labels and the views of then. They are tested on the
+        present stage's data alone.
     examples
-        ``new``: every stage has a part of its own, all of equal size, of what a client trains on; ``same``: it keeps
-        its examples, and only sees them as its true cluster does.
+        ``new``: every stage has a part of its own, all of equal size, of what a client trains on;
+        ``same``: it keeps its examples, and only sees them as its true cluster does.
     share
-        Of the clients, how many move to another true cluster at each stage, drawn anew: in [0, 1], and at least one
-        client unless it is 0; half of them, if left out. With ``anew`` every client draws its cluster from all, which
-        may be the one that it had. Newcomers move likewise.
+        Of the clients, how many move to another true cluster at each stage, drawn anew: in [0, 1],
+        and at least one client unless it is 0; half of them, if left out. With ``anew`` every
+        client draws its cluster from all, which may be the one that it had. Newcomers move
+        likewise.
     pattern
-        In its place, the true cluster of each client in each stage: a name of FedDrift's, ``A`` to ``F``, ``W`` to
-        ``Z``, ``R0`` to ``R9``, or a list with a row for each stage. Rows of fewer clients are repeated.
+        In its place, the true cluster of each client in each stage: a name of FedDrift's, ``A`` to
+        ``F``, ``W`` to ``Z``, ``R0`` to ``R9``, or a list with a row for each stage. Rows of fewer
+        clients are repeated.
     test
-        Whether a stage is tested on data as clients see it ``now``; in the ``next`` stage, as FedDrift is, and in the
-        last by the pattern's next row, if there is one; or all stages as in one of those that are ``seen``, drawn for
-        each client.
+        Whether a stage is tested on data as clients see it ``now``; in the ``next`` stage, as
+        FedDrift is, and in the last by the pattern's next row, if there is one; or all stages as in
+        one of those that are ``seen``, drawn for each client.
 
     Raises
     ------
@@ -152,25 +162,60 @@ class Drift:
     test: Literal["now", "next", "seen"] = "now"
 
     def __post_init__(self) -> None:
-        ascending = bool(self.rounds) and self.rounds[0] >= 2 and list(self.rounds) == sorted(set(self.rounds))
+        ascending = (
+            bool(self.rounds)
+            and self.rounds[0] >= 2
+            and list(self.rounds) == sorted(set(self.rounds))
+        )
         share, both = self.share, self.share is not None and bool(self.pattern)
         require(
-            ("drift.rounds", list(self.rounds), ascending, "one round or more from 2 on, in ascending order"),
-            ("drift.kind", self.kind, self.kind in ("replace", "accumulate"), "'replace' or 'accumulate'"),
+            (
+                "drift.rounds",
+                list(self.rounds),
+                ascending,
+                "one round or more from 2 on, in ascending order",
+            ),
+            (
+                "drift.kind",
+                self.kind,
+                self.kind in ("replace", "accumulate"),
+                "'replace' or 'accumulate'",
+            ),
             ("drift.examples", self.examples, self.examples in ("new", "same"), "'new' or 'same'"),
-            ("drift.share", share, share in (None, "anew") or _is_share(share), "in [0, 1], or 'anew'"),
+            (
+                "drift.share",
+                share,
+                share in (None, "anew") or _is_share(share),
+                "in [0, 1], or 'anew'",
+            ),
             ("drift.share", share, not both, "left out with a pattern, which says who moves"),
-            ("drift.test", self.test, self.test in ("now", "next", "seen"), "'now', 'next' or 'seen'"),
+            (
+                "drift.test",
+                self.test,
+                self.test in ("now", "next", "seen"),
+                "'now', 'next' or 'seen'",
+            ),
         )
         if self.pattern:
             concepts_of(self.pattern, len(self.rounds) + 1, 1)
 
-    def clusters(self, first: Sequence[int], clusters: int, seed: int, purpose: str) -> list[list[int]]:
+    def clusters(
+        self, first: Sequence[int], clusters: int, seed: int, purpose: str
+    ) -> list[list[int]]:
         """Return the true cluster of each client in each stage, and where a pattern knows it in one more."""
         if self.pattern:
-            rows = [list(row) for row in concepts_of(self.pattern, len(self.rounds) + 1, len(first))]
+            rows = [
+                list(row) for row in concepts_of(self.pattern, len(self.rounds) + 1, len(first))
+            ]
             most = max(max(row) for row in rows[: len(self.rounds) + 2])
-            require(("drift.pattern", self.pattern, most < clusters, f"of {clusters} concepts, as clusters says"))
+            require(
+                (
+                    "drift.pattern",
+                    self.pattern,
+                    most < clusters,
+                    f"of {clusters} concepts, as clusters says",
+                )
+            )
             return rows[: len(self.rounds) + 2]
         rows, share = [list(first)], DEFAULT_SHARE if self.share is None else self.share
         for stage in range(1, len(self.rounds) + 1):
@@ -178,10 +223,14 @@ class Drift:
             if isinstance(share, str):
                 rows.append(draw.integers(clusters, size=len(first)).tolist())
                 continue
-            movers = draw.permutation(len(first))[: max(1, round(share * len(first))) if share and clusters > 1 else 0]
+            movers = draw.permutation(len(first))[
+                : max(1, round(share * len(first))) if share and clusters > 1 else 0
+            ]
             rows.append(list(rows[-1]))
             for client in np.sort(movers).tolist():
-                rows[-1][client] = (rows[-1][client] + 1 + int(draw.integers(clusters - 1))) % clusters
+                rows[-1][client] = (
+                    rows[-1][client] + 1 + int(draw.integers(clusters - 1))
+                ) % clusters
         return rows
 
 
@@ -208,17 +257,25 @@ def drifting(federation: Federation, views: Sequence[View], drift: Drift, seed: 
     truths: list[list[list[int]]] = []
     for part, purpose in zip(parts, ("clients", "newcomers"), strict=False):
         known = part.true_clusters or dict.fromkeys(part.ids, 0)
-        truths.append(drift.clusters([known[client] for client in part.ids], len(views), seed, purpose))
+        truths.append(
+            drift.clusters([known[client] for client in part.ids], len(views), seed, purpose)
+        )
     hands = [_hands(part, rows, drift, seed) for part, rows in zip(parts, truths, strict=True)]
     rule = "one that leaves all labels to all clients, where their data drifts"
     require(("shift", "anda", not any(view.classes for view in views), rule))
     if drift.kind == "accumulate" or drift.test != "now" or any(view.transform for view in views):
         pool, held = written_out(federation.pool, views, hands)
     else:
-        pool, held = federation.pool, [[[_seen(hand, views) for hand in now] for now in of] for of in hands]
+        pool, held = (
+            federation.pool,
+            [[[_seen(hand, views) for hand in now] for now in of] for of in hands],
+        )
     made: Federation | None = None
     for part, of, rows in reversed([*zip(parts, held, truths, strict=True)]):
-        known = [None if part.true_clusters is None else dict(zip(part.ids, row, strict=True)) for row in rows]
+        known = [
+            None if part.true_clusters is None else dict(zip(part.ids, row, strict=True))
+            for row in rows
+        ]
         each = [*zip(accumulate(map(tuple, of), _unchanged), known, strict=False)]
         later = zip(drift.rounds, each[1:], strict=True)
         made = replace(
@@ -234,7 +291,9 @@ def drifting(federation: Federation, views: Sequence[View], drift: Drift, seed: 
     return made
 
 
-def _hands(part: Federation, rows: Sequence[Sequence[int]], drift: Drift, seed: int) -> list[list[Hand]]:
+def _hands(
+    part: Federation, rows: Sequence[Sequence[int]], drift: Drift, seed: int
+) -> list[list[Hand]]:
     """Return what each client has in each stage, given its true clusters ``[stages][clients]``."""
     stages = len(drift.rounds) + 1
     hands: list[list[Hand]] = [[] for _ in range(stages)]
@@ -248,7 +307,10 @@ def _hands(part: Federation, rows: Sequence[Sequence[int]], drift: Drift, seed: 
             held = np.array_split(order, stages)
         for k in range(stages):
             lots = range(0 if drift.kind == "accumulate" else k, k + 1)
-            train, validation = (tuple((of[j], views[j]) for j in lots) for of in (held, [client.validation] * stages))
+            train, validation = (
+                tuple((of[j], views[j]) for j in lots)
+                for of in (held, [client.validation] * stages)
+            )
             shown = {"now": k, "next": min(k + 1, len(views) - 1), "seen": seen}[drift.test]
             hands[k].append(Hand(client, train, validation, ((client.test, views[shown]),)))
     return hands
@@ -258,7 +320,9 @@ def _seen(hand: Hand, views: Sequence[View]) -> ClientData:
     """Return a client that has one lot of examples, seen by one view."""
     (train, number), *_ = hand.train
     view = views[number]
-    return replace(hand.client, train=train, label_map=view.label_map, quarter_turns=view.quarter_turns)
+    return replace(
+        hand.client, train=train, label_map=view.label_map, quarter_turns=view.quarter_turns
+    )
 
 
 def _unchanged(before: Clients, now: Clients) -> Clients:
@@ -266,6 +330,8 @@ def _unchanged(before: Clients, now: Clients) -> Clients:
 
     def same(one: ClientData, other: ClientData) -> bool:
         seen_alike = one.label_map is other.label_map and one.quarter_turns == other.quarter_turns
-        return seen_alike and all(np.array_equal(getattr(one, s), getattr(other, s)) for s in get_args(Split))
+        return seen_alike and all(
+            np.array_equal(getattr(one, s), getattr(other, s)) for s in get_args(Split)
+        )
 
     return tuple(one if same(one, other) else other for one, other in zip(before, now, strict=True))

@@ -13,10 +13,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.core import ArrayMapping, ClientRegistry, DataError, Displayed, Indices, Positions, Split, checked, shown
+from fedclade.core import (
+    ArrayMapping,
+    ClientRegistry,
+    DataError,
+    Displayed,
+    Indices,
+    Positions,
+    Split,
+    checked,
+    shown,
+)
 from fedclade.data.agreement import Encoding
 from fedclade.data.arrays import whole_number
-from fedclade.data.client_data import Augment, ClientData, Stage, augment_of, check_held, check_stages, no_examples
+from fedclade.data.client_data import (
+    Augment,
+    ClientData,
+    Stage,
+    augment_of,
+    check_held,
+    check_stages,
+    no_examples,
+)
 from fedclade.data.client_table import ClientTable
 from fedclade.data.pool import Pool
 
@@ -34,24 +52,27 @@ class Federation(Displayed):
         At least one, with distinct ids; each with training and test examples. Very many come as a
         :class:`~fedclade.data.client_table.ClientTable`.
     true_clusters
-        Cluster of each client by id, where it is known. For scoring only: no algorithm sees it, but the ``oracle``.
+        Cluster of each client by id, where it is known. For scoring only: no algorithm sees it, but
+        the ``oracle``.
     description
         For people: data, partition, shift.
     newcomers
         Clients that were held back from training, with ids of their own; None where there are none.
     augment
-        A function that every training batch's inputs ``[B, ...]`` go through on their way to the model, and no other
-        inputs do. It treats each example by itself, and draws from torch's generators.
+        A function that every training batch's inputs ``[B, ...]`` go through on their way to the
+        model, and no other inputs do. It treats each example by itself, and draws from torch's
+        generators.
     stages
-        What clients hold from later rounds on, where their data changes during a run; of a table, none.
+        What clients hold from later rounds on, where their data changes during a run; of a table,
+        none.
     encoding
         The schema that tables or texts were encoded by; None for data that came as numbers.
 
     Raises
     ------
     DataError
-        If there are no clients, two share an id, or one has no training or no test examples, examples that the pool has
-        not, or inputs that are NaN or infinite.
+        If there are no clients, two share an id, or one has no training or no test examples,
+        examples that the pool has not, or inputs that are NaN or infinite.
     """
 
     pool: Pool
@@ -69,7 +90,10 @@ class Federation(Displayed):
             raise DataError("a federation should have at least 1 client, got 0")
         if isinstance(self.clients, ClientTable):
             if self.stages:
-                raise DataError("the clients of a table hold the same data in all rounds, and it was given stages")
+                raise DataError(
+                    "the clients of a table hold the same data in all rounds, and it was given "
+                    "stages"
+                )
             self.clients.check(self.pool)
         else:
             self._check_clients(self.clients)
@@ -97,19 +121,28 @@ class Federation(Displayed):
         truth = self.true_clusters
         if truth is None:
             return
-        if isinstance(truth, ArrayMapping) and truth.positions.sequence == self.ids:  # whose numbers are whole
+        if (
+            isinstance(truth, ArrayMapping) and truth.positions.sequence == self.ids
+        ):  # whose numbers are whole
             return
         if set(truth) != set(self.ids):
             odd = sorted(set(truth) ^ set(self.ids))
-            raise DataError(f"true_clusters should name every client exactly once; these do not match: {odd}")
+            raise DataError(
+                f"true_clusters should name every client exactly once; these do not match: {odd}"
+            )
         for client, cluster in truth.items():
             whole_number(cluster, f"the true cluster of client {client}")
 
     def _check_together(self) -> None:
         if self.pool.y.is_floating_point() and self.label_maps:
-            raise DataError(f"clients can have a label_map only of labels, got targets of a {self.pool.task} task")
+            raise DataError(
+                f"clients can have a label_map only of labels, got targets of a {self.pool.task} "
+                "task"
+            )
         if self.newcomers is not None and (both := sorted(set(self.ids) & set(self.newcomers.ids))):
-            raise DataError(f"newcomers should have ids of their own, got these of other clients: {both}")
+            raise DataError(
+                f"newcomers should have ids of their own, got these of other clients: {both}"
+            )
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -127,7 +160,9 @@ class Federation(Displayed):
     @property
     def truth(self) -> tuple[Mapping[int, int] | None, dict[int, Mapping[int, int]]]:
         """The true clusters at first, and those from the first round of each stage on, as far as they are known."""
-        return self.true_clusters, {s.first_round: s.true_clusters for s in self.stages if s.true_clusters is not None}
+        return self.true_clusters, {
+            s.first_round: s.true_clusters for s in self.stages if s.true_clusters is not None
+        }
 
     def stage_in(self, number: int) -> int:
         """Return which stage a round is in: 0 before the first."""
@@ -138,11 +173,19 @@ class Federation(Displayed):
         """The clients with what they hold before the first stage, and in each."""
         if not self.stages and (self.newcomers is None or not self.newcomers.stages):
             return (self,)
-        first = Stage(1, tuple(self.clients), self.true_clusters)  # which is checked no more than the others
+        first = Stage(
+            1, tuple(self.clients), self.true_clusters
+        )  # which is checked no more than the others
 
         def held(stage: Stage) -> Federation:
             late = None if self.newcomers is None else self.newcomers.in_round(stage.first_round)
-            return replace(self, clients=stage.clients, true_clusters=stage.true_clusters, newcomers=late, stages=())
+            return replace(
+                self,
+                clients=stage.clients,
+                true_clusters=stage.true_clusters,
+                newcomers=late,
+                stages=(),
+            )
 
         return tuple(held(stage) for stage in (first, *self.stages))
 
@@ -178,13 +221,20 @@ class Federation(Displayed):
     def without_validation(self) -> Sequence[int]:
         """Ids of the clients that have no validation data."""
         if isinstance(clients := self.clients, ClientTable):
-            return [self.ids[place] for place in np.flatnonzero(clients.validation.counts == 0).tolist()]
+            return [
+                self.ids[place] for place in np.flatnonzero(clients.validation.counts == 0).tolist()
+            ]
         return [client.id for client in clients if len(client.validation) == 0]
 
     def _by_id(self, what: str) -> Mapping[int, Any]:
         """Return something of each client, of a table as its arrays have it."""
         if isinstance(clients := self.clients, ClientTable):
-            of_all = {"by_id": clients, "names": clients.all_names, "sizes": clients.train.counts, "keys": clients.keys}
+            of_all = {
+                "by_id": clients,
+                "names": clients.all_names,
+                "sizes": clients.train.counts,
+                "keys": clients.keys,
+            }
             return ArrayMapping(clients.positions, of_all[what])
         of_one: dict[str, Callable[[ClientData], Any]] = {
             "by_id": lambda client: client,
@@ -199,13 +249,24 @@ class Federation(Displayed):
         """The label maps that clients have, each once."""
         if isinstance(self.clients, ClientTable):
             return () if self.clients.label_maps is None else self.clients.label_maps.unbind()
-        return [*{id(c.label_map): c.label_map for c in self.clients if c.label_map is not None}.values()]
+        return [
+            *{
+                id(c.label_map): c.label_map for c in self.clients if c.label_map is not None
+            }.values()
+        ]
 
     @property
     def roster(self) -> ClientRegistry:
         """What a server knows of the clients."""
         columns = {} if self.pool.columns is None else self.pool.columns.described
-        known = self.pool.schema, str(self), self._by_id("names"), self.sizes, self.true_clusters, columns
+        known = (
+            self.pool.schema,
+            str(self),
+            self._by_id("names"),
+            self.sizes,
+            self.true_clusters,
+            columns,
+        )
         later = zip(self.stages, self.each_stage[1:], strict=True)
         return ClientRegistry(*known, [(stage.first_round, held.roster) for stage, held in later])
 
@@ -219,7 +280,10 @@ class Federation(Displayed):
         """
         one = self._client(client)
         truth = None if self.true_clusters is None else {client: self.true_clusters[client]}
-        more = {"stages": tuple(stage.of({client}) for stage in self.stages), "description": str(self)}
+        more = {
+            "stages": tuple(stage.of({client}) for stage in self.stages),
+            "description": str(self),
+        }
         return replace(self, clients=(one,), true_clusters=truth, newcomers=None, **more)
 
     def _client(self, client: int) -> ClientData:
@@ -228,7 +292,9 @@ class Federation(Displayed):
             return self.by_id[client]
         except (LookupError, TypeError, ValueError, OverflowError):
             first, last = min(self.ids), max(self.ids)
-            raise DataError(f"there is no client {shown(client)}; {self} has clients {first} to {last}") from None
+            raise DataError(
+                f"there is no client {shown(client)}; {self} has clients {first} to {last}"
+            ) from None
 
     def shard(self, clients: Collection[int]) -> Federation:
         """Return a federation of some of the clients, over the same pool, without true clusters and newcomers."""
@@ -254,7 +320,9 @@ class Federation(Displayed):
         for number in sorted({stage.first_round for of in (self, others) for stage in of.stages}):
             both = self.in_round(number).joined(others.in_round(number))
             stages.append(Stage(number, tuple(both.clients), both.true_clusters))
-        return replace(self, clients=clients, true_clusters=truth, newcomers=None, stages=tuple(stages))
+        return replace(
+            self, clients=clients, true_clusters=truth, newcomers=None, stages=tuple(stages)
+        )
 
     @cached_property
     def fingerprint(self) -> str:
@@ -266,12 +334,18 @@ class Federation(Displayed):
             found.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
             found.update(tensor.contiguous().numpy().data)
         if self.augment is not None:
-            found.update(f"{self.augment.__module__}:{getattr(self.augment, '__qualname__', '')}".encode())
+            found.update(
+                f"{self.augment.__module__}:{getattr(self.augment, '__qualname__', '')}".encode()
+            )
         if isinstance(self.clients, ClientTable):
             found.update(self.clients.digest().encode())
             return found.hexdigest()
         later = (client for stage in self.stages for client in stage.clients)
-        found.update(json.dumps([stage.first_round for stage in self.stages]).encode() if self.stages else b"")
+        found.update(
+            json.dumps([stage.first_round for stage in self.stages]).encode()
+            if self.stages
+            else b""
+        )
         for client in (*self.clients, *later):
             labels = None if client.label_map is None else client.label_map.tolist()
             found.update(json.dumps([client.id, client.key, client.quarter_turns, labels]).encode())
@@ -283,7 +357,11 @@ class Federation(Displayed):
     def examples(self, client: int, split: Split) -> tuple[Tensor, Tensor]:
         """Return one split of one client as it sees it: inputs ``[n, ...]`` and targets ``[n]`` or ``[n, T]``."""
         if not isinstance(split, str) or split not in get_args(Split):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise DataError(f"split should be one of {', '.join(get_args(Split))}, got {shown(split)}")
+            raise DataError(
+                f"split should be one of {', '.join(get_args(Split))}, got {shown(split)}"
+            )
         data = self._client(client)
         indices: Indices = getattr(data, split)
-        return self.pool.inputs(indices, data.quarter_turns), data.labels(self.pool.y[torch.from_numpy(indices)])
+        return self.pool.inputs(indices, data.quarter_turns), data.labels(
+            self.pool.y[torch.from_numpy(indices)]
+        )

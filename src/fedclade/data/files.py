@@ -58,7 +58,9 @@ def describe_targets(
         task = "regression" if kind == "number" else "classification"
     if task == "regression":
         if not is_number(kind):
-            raise DataError(f"the target {column!r} of a regression should be numbers, got {IN_WORDS[kind]}")
+            raise DataError(
+                f"the target {column!r} of a regression should be numbers, got {IN_WORDS[kind]}"
+            )
         return task, None
     if task == "binary":
         return task, _describe_two(rows, column, kind, alone=alone)
@@ -97,8 +99,12 @@ def _describe_two(rows: Rows, column: str, kind: ColumnKind, *, alone: bool) -> 
     if len(values) != 2 and not (alone and len(values) == 1):
         listed = ", ".join(show_label(value) for value in values[:5])
         raise DataError(
-            f"the target {column!r} of a binary task should have 2 different values, got {len(values)}: {listed}"
-            + ("; if other clients have the other value, declare both as the labels of a schema" * (len(values) == 1))
+            f"the target {column!r} of a binary task should have 2 different values, got "
+            f"{len(values)}: {listed}"
+            + (
+                "; if other clients have the other value, declare both as the labels of a schema"
+                * (len(values) == 1)
+            )
         )
     return tuple(values)
 
@@ -109,8 +115,8 @@ def _label_places(rows: Rows, column: str, labels: Sequence[Label]) -> NDArray[n
     if is_number(kind) != isinstance(labels[0], float):
         expected = "texts" if is_number(kind) else "numbers"
         raise SchemaError(
-            f"{rows.sheets[0].where}: the labels of the schema are {expected}, and the target {column!r} holds "
-            f"{IN_WORDS[kind]}"
+            f"{rows.sheets[0].where}: the labels of the schema are {expected}, and the target "
+            f"{column!r} holds {IN_WORDS[kind]}"
         )
     if not is_number(kind):
         return rows.category_places(column, cast("Sequence[str]", labels), "label")
@@ -118,7 +124,9 @@ def _label_places(rows: Rows, column: str, labels: Sequence[Label]) -> NDArray[n
     places = np.full(len(numbers), -1, dtype=np.int64)
     for place, label in enumerate(labels):
         places[numbers == label] = place
-    rows.refuse_unknown(places < 0, column, numbers, [show_label(label) for label in labels], "label")
+    rows.refuse_unknown(
+        places < 0, column, numbers, [show_label(label) for label in labels], "label"
+    )
     return places
 
 
@@ -136,8 +144,8 @@ def _encode_numbered(rows: Rows, column: str, count: int) -> Tensor:
     """Return labels that are whole numbers below ``count``."""
     if not is_number(kind := rows.kind(column)):
         raise SchemaError(
-            f"{rows.sheets[0].where}: the labels of the schema are the numbers 0 to {count - 1}, and the target "
-            f"{column!r} holds {IN_WORDS[kind]}"
+            f"{rows.sheets[0].where}: the labels of the schema are the numbers 0 to {count - 1}, "
+            f"and the target {column!r} holds {IN_WORDS[kind]}"
         )
     labels = _whole_numbers(rows, column)
     rows.refuse_unknown(labels >= count, column, labels, ["0", "...", str(count - 1)], "label")
@@ -150,10 +158,15 @@ def _describe_several(kinds: Mapping[str, ColumnKind], task: TaskKind | None) ->
         task = "regression"
     if task not in ("multilabel", "regression"):
         what = "left out" if task is None else task
-        raise ConfigError(f"several targets ({', '.join(kinds)}) need task = 'multilabel' or 'regression', got {what}")
+        raise ConfigError(
+            f"several targets ({', '.join(kinds)}) need task = 'multilabel' or 'regression', got "
+            f"{what}"
+        )
     for column, kind in kinds.items():
         if kind == "text" or (kind == "bool" and task == "regression"):
-            raise DataError(f"the target {column!r} of a {task} task should be numbers, got {IN_WORDS[kind]}")
+            raise DataError(
+                f"the target {column!r} of a {task} task should be numbers, got {IN_WORDS[kind]}"
+            )
     return task
 
 
@@ -166,7 +179,9 @@ def _encode_several(rows: Rows, columns: tuple[str, ...], task: TaskKind | None)
     for column, values in zip(columns, y.T, strict=True):
         if task == "multilabel" and not bool(((values == 0) | (values == 1)).all()):
             value = float(values[(values != 0) & (values != 1)][0])
-            raise DataError(f"the target {column!r} of a multilabel task should be 0 or 1, got {value:g}")
+            raise DataError(
+                f"the target {column!r} of a multilabel task should be 0 or 1, got {value:g}"
+            )
     return y
 
 
@@ -200,15 +215,17 @@ def federation_from_frame(
     client
         Column that says whose a row is.
     target
-        Column to predict; several of them for ``multilabel``, and for a ``regression`` of several numbers.
+        Column to predict; several of them for ``multilabel``, and for a ``regression`` of several
+        numbers.
     inputs
-        Columns to predict it from; all others if left out. Numbers become float32. Texts and truth values are encoded
-        by category: a column of 0 and 1 for each value, in sorted order, the same for all clients. The categories of a
-        pandas data frame count whether rows have them or not.
+        Columns to predict it from; all others if left out. Numbers become float32. Texts and truth
+        values are encoded by category: a column of 0 and 1 for each value, in sorted order, the
+        same for all clients. The categories of a pandas data frame count whether rows have them or
+        not.
     task
-        What the target is. If left out: texts, truth values and whole numbers are labels (``classification``), other
-        numbers those of a ``regression``. Texts are numbered in sorted order, and so are the two values of a
-        ``binary`` target.
+        What the target is. If left out: texts, truth values and whole numbers are labels
+        (``classification``), other numbers those of a ``regression``. Texts are numbered in sorted
+        order, and so are the two values of a ``binary`` target.
     text
         A column of texts as the only input, in place of ``inputs``: as the words of a vocabulary.
     drop
@@ -216,15 +233,16 @@ def federation_from_frame(
     decimal
         Decimal mark of numbers that are texts, ``.`` or ``,``; detected if left out.
     dates
-        Format of dates that are texts, such as ``%d.%m.%Y``, in the codes of Python's ``strptime``; detected if left
-        out. All dates become days since 1970-01-01.
+        Format of dates that are texts, such as ``%d.%m.%Y``, in the codes of Python's ``strptime``;
+        detected if left out. All dates become days since 1970-01-01.
     name
         Of the data, for people.
     true_clusters
         By the clients' names, where they are known; for scoring only.
     schema
-        A :class:`DataSchema`, or the path of a JSON file with one: which columns there are, with their categories and
-        the labels. By default, what the rows have. Over a network all clients then agree on one schema.
+        A :class:`DataSchema`, or the path of a JSON file with one: which columns there are, with
+        their categories and the labels. By default, what the rows have. Over a network all clients
+        then agree on one schema.
     **options
         Fields of :class:`~fedclade.data.OwnSettings`, such as ``standardize="federated"``.
 
@@ -233,8 +251,8 @@ def federation_from_frame(
     ConfigError
         If a setting is out of range, or the target does not say what the task is.
     DataError
-        If a column is missing, a value is missing, of no use or not in the schema, nearly all texts of a column differ,
-        or a client has too few rows.
+        If a column is missing, a value is missing, of no use or not in the schema, nearly all texts
+        of a column differ, or a client has too few rows.
     """
     if not target:
         raise ConfigError(f"target should name at least 1 column, got {shown(target)}")
@@ -249,7 +267,9 @@ def federation_from_frame(
         notation=Notation(decimal=decimal, dates=dates),
     )
     declared = read_declared(schema)
-    return federation_from_sheets(sheets, chosen, name, OwnSettings(**options), true_clusters, declared)
+    return federation_from_sheets(
+        sheets, chosen, name, OwnSettings(**options), true_clusters, declared
+    )
 
 
 @dataclass(frozen=True)
@@ -274,14 +294,22 @@ class Chosen:
     def __post_init__(self) -> None:
         if self.task == "language":
             raise ConfigError(
-                "the task of a table should be classification, binary, multilabel or regression, got language"
+                "the task of a table should be classification, binary, multilabel or regression, "
+                "got language"
             )
         if self.text is not None and self.inputs is not None:
-            raise ConfigError(f"text = {self.text!r} is the only input; leave out inputs = {shown([*self.inputs])}")
+            raise ConfigError(
+                f"text = {self.text!r} is the only input; leave out inputs = "
+                f"{shown([*self.inputs])}"
+            )
         apart = {*self.target, self.client}
         if both := [column for column in self.inputs or () if column in apart]:
-            raise ConfigError(f"inputs should be other columns than target and client, got {both[0]!r}")
-        needed = [column for column in self.drop if column in (*apart, *(self.inputs or ()), self.text)]
+            raise ConfigError(
+                f"inputs should be other columns than target and client, got {both[0]!r}"
+            )
+        needed = [
+            column for column in self.drop if column in (*apart, *(self.inputs or ()), self.text)
+        ]
         if needed:
             raise ConfigError(f"drop should be columns that are not needed, got {needed[0]!r}")
 
@@ -302,8 +330,8 @@ def federation_from_sheets(
 class TableSource(DataSource):
     """Tables with the same columns, and all that says how a federation is made of them.
 
-    ``key`` is the number of the first client for its random draws. ``schema`` is what the user declares; its inputs are
-    then the inputs, unless ``chosen`` names them.
+    ``key`` is the number of the first client for its random draws. ``schema`` is what the user
+    declares; its inputs are then the inputs, unless ``chosen`` names them.
     """
 
     sheets: Sequence[Sheet]
@@ -325,7 +353,9 @@ class TableSource(DataSource):
     def with_key(self, key: int) -> TableSource:
         """Return the same tables with another number of the first client for its random draws."""
         source = replace(self, key=key)
-        object.__setattr__(source, "rows", self.rows)  # which need not be prepared and reported again
+        object.__setattr__(
+            source, "rows", self.rows
+        )  # which need not be prepared and reported again
         return source
 
     @property
@@ -335,7 +365,9 @@ class TableSource(DataSource):
 
     def federation(self) -> Federation:
         """Return the federation, encoded by the declared schema, or else by the one that its own data comes to."""
-        return self._encode(self._describe() if self.schema is None else self._completed(self.schema))
+        return self._encode(
+            self._describe() if self.schema is None else self._completed(self.schema)
+        )
 
     def propose(self) -> Proposal:
         """Return the schema that fits this data alone, or the declared one."""
@@ -352,7 +384,9 @@ class TableSource(DataSource):
     def encode(self, schema: DataSchema) -> Federation:
         """Return the federation, encoded by a schema; a SchemaError if the data does not fit it."""
         if self.chosen.text is not None and not schema.words:
-            raise SchemaError(f"the schema has no words, and the only input is the text {self.chosen.text!r}")
+            raise SchemaError(
+                f"the schema has no words, and the only input is the text {self.chosen.text!r}"
+            )
         return self._encode(self._completed(schema))
 
     def _describe(self, *, alone: bool = False) -> DataSchema:
@@ -418,9 +452,14 @@ class TableSource(DataSource):
         rows = self.rows
         if self.chosen.client is None:
             parts = rows_of([len(table) for table in rows.tables])
-            return [Held(str(sheet.client), part) for sheet, part in zip(self.sheets, parts, strict=True)]
+            return [
+                Held(str(sheet.client), part)
+                for sheet, part in zip(self.sheets, parts, strict=True)
+            ]
         owners = rows.texts(self.chosen.client)
-        return [Held(owner, np.flatnonzero(owners == owner)) for owner in dict.fromkeys(owners.tolist())]
+        return [
+            Held(owner, np.flatnonzero(owners == owner)) for owner in dict.fromkeys(owners.tolist())
+        ]
 
     def _input_names(self) -> Sequence[str]:
         apart = [*self.chosen.target, *([] if self.chosen.client is None else [self.chosen.client])]
@@ -431,7 +470,10 @@ class TableSource(DataSource):
         where = self.sheets[0].where
         names = [column.name for column in schema.inputs]
         if schema.words or not names:
-            raise SchemaError(f"the schema is of a text, and {where} has columns {show_names(self._input_names())}")
+            raise SchemaError(
+                f"the schema is of a text, and {where} has columns "
+                f"{show_names(self._input_names())}"
+            )
         if self.schema is not None and self.chosen.inputs is None:
             return
         mine = self._input_names()
@@ -440,13 +482,16 @@ class TableSource(DataSource):
         if lacking or extra:
             found = {"lacks": lacking, "has besides": extra}
             what = " and ".join(f"{verb} {show_names(odd)}" for verb, odd in found.items() if odd)
-            raise SchemaError(f"{where} should have the input columns of the schema, but {what}; name 'inputs'")
+            raise SchemaError(
+                f"{where} should have the input columns of the schema, but {what}; name 'inputs'"
+            )
 
     def _check_target(self, schema: DataSchema) -> None:
         chosen = self.chosen
         if schema.target != chosen.target:
             raise SchemaError(
-                f"the target is {show_names(chosen.target)}, and that of the schema is {show_names(schema.target)}"
+                f"the target is {show_names(chosen.target)}, and that of the schema is "
+                f"{show_names(schema.target)}"
             )
         if chosen.task is not None and schema.task != chosen.task:
             raise SchemaError(f"the task is {chosen.task}, and that of the schema is {schema.task}")
@@ -462,11 +507,13 @@ class FilesSettings:
     Parameters
     ----------
     files
-        A file, or a pattern such as ``hospitals/*.csv``: relative to the working directory, or else to the data folder.
+        A file, or a pattern such as ``hospitals/*.csv``: relative to the working directory, or else
+        to the data folder.
     target
         Column to predict, or several.
     client
-        Column that says whose a row is; if left out, each file is a client, by the name of the file.
+        Column that says whose a row is; if left out, each file is a client, by the name of the
+        file.
     inputs, text
         Columns to predict from; all others if left out, or one column of texts.
     name
@@ -474,15 +521,16 @@ class FilesSettings:
     drop
         Columns to leave out.
     separator, encoding
-        Character between two cells of a CSV file, and its encoding, by Python's names; detected for each file if left
-        out.
+        Character between two cells of a CSV file, and its encoding, by Python's names; detected for
+        each file if left out.
     decimal
         Decimal mark of numbers, ``.`` or ``,``; detected if left out.
     dates
-        Format of dates, such as ``%d.%m.%Y``, in the codes of Python's ``strptime``; detected if left out.
+        Format of dates, such as ``%d.%m.%Y``, in the codes of Python's ``strptime``; detected if
+        left out.
     schema
-        The columns, with their categories, and the labels: the fields of :class:`DataSchema`, or the path of a JSON
-        file that has them. By default, what the files have.
+        The columns, with their categories, and the labels: the fields of :class:`DataSchema`, or
+        the path of a JSON file that has them. By default, what the files have.
     """
 
     files: str
@@ -503,12 +551,20 @@ class FilesSettings:
         is_separate = separator is None or (is_separator(separator) and separator != self.decimal)
         is_known = encoding is None or is_encoding(encoding)
         require(
-            ("separator", separator, is_separate, "a character such as ';' or '\\t', and not the decimal mark"),
+            (
+                "separator",
+                separator,
+                is_separate,
+                "a character such as ';' or '\\t', and not the decimal mark",
+            ),
             ("encoding", encoding, is_known, "one that Python knows, such as 'cp1252' or 'utf-16'"),
             *Notation.checks(self.decimal, self.dates),
         )
         if Path(self.files).is_dir():
-            raise ConfigError(f"files = {self.files!r} is a folder; say which files in it, as '{self.files}/*.csv'")
+            raise ConfigError(
+                f"files = {self.files!r} is a folder; say which files in it, as "
+                f"'{self.files}/*.csv'"
+            )
         self.chosen()
         if isinstance(self.schema, Mapping):
             DataSchema.read(self.schema)
@@ -517,26 +573,35 @@ class FilesSettings:
         """Check that there are several clients, as a simulation needs them; a ConfigError if there is one file."""
         if self.client is None and not glob.has_magic(self.files):
             raise ConfigError(
-                f"files = {self.files!r} is one file; say by client = ... which column says whose a row is"
+                f"files = {self.files!r} is one file; say by client = ... which column says whose "
+                "a row is"
             )
 
     def federation(
-        self, settings: OwnSettings, task: TaskKind | None = None, data_dir: str | Path | None = None
+        self,
+        settings: OwnSettings,
+        task: TaskKind | None = None,
+        data_dir: str | Path | None = None,
     ) -> Federation:
         """Read the files; raises what :func:`federation_from_frame` raises, and a DataError if no file matches."""
         self.check_clients()
         return self.source(settings, task, data_dir).federation()
 
     def source(
-        self, settings: OwnSettings, task: TaskKind | None = None, data_dir: str | Path | None = None
+        self,
+        settings: OwnSettings,
+        task: TaskKind | None = None,
+        data_dir: str | Path | None = None,
     ) -> TableSource:
         """Read the files, and encode nothing yet."""
         paths = self._paths(data_dir)
         if self.client is None and len({path.stem for path in paths}) < len(paths):
-            twice = next(path for path in paths if sum(path.stem == other.stem for other in paths) > 1)
+            twice = next(
+                path for path in paths if sum(path.stem == other.stem for other in paths) > 1
+            )
             raise DataError(
-                f"files = {self.files!r} matches several files called {twice.stem!r}; a client is called as its file, "
-                "so their names should differ"
+                f"files = {self.files!r} matches several files called {twice.stem!r}; a client is "
+                "called as its file, so their names should differ"
             )
         sheets = [read_sheet(path, self.separator, self.encoding) for path in paths]
         schema = read_declared(self.schema)
@@ -559,7 +624,9 @@ class FilesSettings:
     def title(self) -> str:
         """The name, or what the files say."""
         path = Path(self.files)
-        return self.name or (path.parent.name if glob.has_magic(path.name) else path.stem) or "files"
+        return (
+            self.name or (path.parent.name if glob.has_magic(path.name) else path.stem) or "files"
+        )
 
     def _paths(self, data_dir: str | Path | None) -> list[Path]:
         place = data_dir or os.environ.get("FEDCLADE_DATA_DIR")
@@ -568,7 +635,9 @@ class FilesSettings:
             if found := matches(self.files, folder):
                 return found
         where = " or ".join(str(folder.absolute()) for folder in folders)
-        raise DataError(f"files = {shown(self.files)} matches no file in {where}; check the path, or --data-dir")
+        raise DataError(
+            f"files = {shown(self.files)} matches no file in {where}; check the path, or --data-dir"
+        )
 
 
 def matches(pattern: str, folder: Path) -> list[Path]:

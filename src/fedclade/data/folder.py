@@ -107,15 +107,16 @@ class Header:
             found = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise DataError(
-                f"{folder} is no folder of a federation: it has no {HEADER}; make one with 'fedclade data build'"
+                f"{folder} is no folder of a federation: it has no {HEADER}; make one with "
+                "'fedclade data build'"
             ) from None
         except (OSError, ValueError) as error:
             raise DataError(f"cannot read {path}: {error}; {INTACT}") from error
         version = found.get("format") if isinstance(found, dict) else None
         if version != FORMAT:
             raise DataError(
-                f"{path} has format {version}, this version of fedclade reads {FORMAT}; build the folder anew with "
-                "'fedclade data build'"
+                f"{path} has format {version}, this version of fedclade reads {FORMAT}; build the "
+                "folder anew with 'fedclade data build'"
             )
         try:
             return cls(**found)
@@ -135,18 +136,22 @@ class Raw:
 def write_arrow(path: Path, columns: Mapping[str, Raw | NDArray[Any] | Sequence[str]]) -> None:
     """Write columns as one record batch, whose first column begins at a multiple of :data:`ALIGNED` bytes.
 
-    Arrow promises 8. But products round otherwise where numbers lie otherwise in memory, and tensors of torch's own lie
-    at such multiples.
+    Arrow promises 8. But products round otherwise where numbers lie otherwise in memory, and
+    tensors of torch's own lie at such multiples.
     """
     import pyarrow as pa
 
     raw = {name: each for name, each in columns.items() if isinstance(each, Raw)}
-    arrays = {name: _zeros(raw[name]) if name in raw else pa.array(each) for name, each in columns.items()}
+    arrays = {
+        name: _zeros(raw[name]) if name in raw else pa.array(each) for name, each in columns.items()
+    }
     batch = pa.record_batch(arrays)
 
     def write(sink: Any, some: Any, spaces: int) -> None:
         told = some.replace_schema_metadata({"spaces": " " * spaces})
-        with pa.ipc.new_file(sink, told.schema, options=pa.ipc.IpcWriteOptions(allow_64bit=True)) as writer:
+        with pa.ipc.new_file(
+            sink, told.schema, options=pa.ipc.IpcWriteOptions(allow_64bit=True)
+        ) as writer:
             writer.write_batch(told)
 
     write(trial := pa.BufferOutputStream(), batch.slice(0, 1), ALIGNED)
@@ -163,7 +168,9 @@ def _zeros(raw: Raw) -> Any:
     import pyarrow as pa
 
     size = raw.path.stat().st_size
-    kinds: dict[str, int] = {} if os.name == "nt" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE}
+    kinds: dict[str, int] = (
+        {} if os.name == "nt" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE}
+    )
     entries, kind = size // np.dtype(raw.kind).itemsize, pa.from_numpy_dtype(np.dtype(raw.kind))
     flat = pa.Array.from_buffers(kind, entries, [None, pa.py_buffer(mmap.mmap(-1, size, **kinds))])
     return flat if raw.shape == () else pa.FixedSizeListArray.from_arrays(flat, prod(raw.shape))
@@ -206,7 +213,9 @@ class Mapped:
         try:
             reader = pa.ipc.open_file(self._buffer)
             if reader.num_record_batches != 1:
-                raise DataError(f"{path} has {reader.num_record_batches} record batches, expected 1; {INTACT}")
+                raise DataError(
+                    f"{path} has {reader.num_record_batches} record batches, expected 1; {INTACT}"
+                )
             self._batch = reader.get_batch(0)
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{path} is damaged: {error}; {INTACT}") from error
@@ -216,17 +225,24 @@ class Mapped:
         """The names of the columns."""
         return self._batch.schema.names
 
-    def array(self, name: str, rows: int, kind: str | None = None, shape: tuple[int, ...] = ()) -> NDArray[Any]:
+    def array(
+        self, name: str, rows: int, kind: str | None = None, shape: tuple[int, ...] = ()
+    ) -> NDArray[Any]:
         """Return a column of numbers as an array ``[rows, *shape]`` over the file itself."""
         import pyarrow as pa
 
         kind, found = kind or "int64", self._column(name)
         flat = found.values if shape else found
         expected = pa.from_numpy_dtype(np.dtype(kind))
-        if len(found) != rows or flat.type != expected or len(flat) != rows * prod(shape) or flat.null_count:
+        if (
+            len(found) != rows
+            or flat.type != expected
+            or len(flat) != rows * prod(shape)
+            or flat.null_count
+        ):
             raise DataError(
-                f"{name} of {self._path} should be {rows} rows of {prod(shape)} {expected}, got {len(found)} of "
-                f"{found.type}; {INTACT}"
+                f"{name} of {self._path} should be {rows} rows of {prod(shape)} {expected}, got "
+                f"{len(found)} of {found.type}; {INTACT}"
             )
         offset = _data(found).address - self._buffer.address
         return np.frombuffer(self.whole, kind, rows * prod(shape), offset).reshape(rows, *shape)
@@ -237,7 +253,9 @@ class Mapped:
 
     def _column(self, name: str) -> Any:
         if name not in self.names:
-            raise DataError(f"{self._path} has no column {name!r}, only {', '.join(self.names)}; {INTACT}")
+            raise DataError(
+                f"{self._path} has no column {name!r}, only {', '.join(self.names)}; {INTACT}"
+            )
         return self._batch.column(name)
 
 
@@ -245,26 +263,35 @@ def _copy_on_write(file: int) -> mmap.mmap:
     """Map a file so that what is written there by mistake neither reaches it nor ends the process."""
     if os.name == "nt":
         return mmap.mmap(file, 0, access=mmap.ACCESS_COPY)
-    # Nothing is meant to be written: no memory need be set aside for that, or large files could not be mapped.
-    return mmap.mmap(file, 0, flags=mmap.MAP_PRIVATE | _NO_RESERVE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    # Nothing is meant to be written: no memory need be set aside for that, or large files could not
+    # be mapped.
+    return mmap.mmap(
+        file, 0, flags=mmap.MAP_PRIVATE | _NO_RESERVE, prot=mmap.PROT_READ | mmap.PROT_WRITE
+    )
 
 
 def open_folder(folder: str | Path, augment: Augment | str | None = None) -> Federation:
     """Map a federation from a folder that :func:`write_folder` wrote: nothing is read before it is used.
 
-    ``augment`` is a function of a batch of inputs, or its ``module:function``; see :class:`Federation`.
+    ``augment`` is a function of a batch of inputs, or its ``module:function``; see
+    :class:`Federation`.
 
     Raises
     ------
     DataError
-        If a file is missing or damaged; it names the file. The bytes of the examples are not looked at.
+        If a file is missing or damaged; it names the file. The bytes of the examples are not looked
+        at.
     """
     folder = Path(folder)
     header = Header.read(folder)
     sizes = header.sizes
-    examples, clients = (Mapped(folder / name, int(sizes.get(name, 0))) for name in (EXAMPLES, CLIENTS))
+    examples, clients = (
+        Mapped(folder / name, int(sizes.get(name, 0))) for name in (EXAMPLES, CLIENTS)
+    )
     if hashlib.sha256(clients.whole).hexdigest() != header.clients_digest:
-        raise DataError(f"{folder / CLIENTS} is damaged: its SHA-256 is not that of {folder}'s header; {INTACT}")
+        raise DataError(
+            f"{folder / CLIENTS} is damaged: its SHA-256 is not that of {folder}'s header; {INTACT}"
+        )
     pool = _pool(folder, header, examples)
     table, truth = _table(clients, header)
 
@@ -289,10 +316,16 @@ def open_pool(folder: str, digest: str) -> Pool:
     """
     there = Path(folder)
     if not there.is_dir():
-        raise DataError(f"{there} is not there; a run from a folder of data needs it on every machine, at one path")
+        raise DataError(
+            f"{there} is not there; a run from a folder of data needs it on every machine, at one "
+            "path"
+        )
     header = Header.read(there)
     if header.digest != digest:
-        raise DataError(f"{there} holds other data than where the run began; it should be the same on every machine")
+        raise DataError(
+            f"{there} holds other data than where the run began; it should be the same on every "
+            "machine"
+        )
     return _pool(there, header, Mapped(there / EXAMPLES, int(header.sizes.get(EXAMPLES, 0))))
 
 
@@ -345,5 +378,7 @@ def _table(clients: Mapped, header: Header) -> tuple[ClientTable, Indices | None
 
 
 def _columns(known: dict[str, Any]) -> Columns:
-    values: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in known.items()}
+    values: dict[str, Any] = {
+        name: tuple(each) if isinstance(each, list) else each for name, each in known.items()
+    }
     return Columns(**values)

@@ -30,8 +30,8 @@ class ClientBlock:
     Parameters
     ----------
     x, y
-        Their examples ``[m, ...]``, in the types of the pool: client behind client, and of each those for training,
-        for validation and for testing.
+        Their examples ``[m, ...]``, in the types of the pool: client behind client, and of each
+        those for training, for validation and for testing.
     counts
         How many each has of these, int64 ``[k, 3]``.
     ids, keys
@@ -114,7 +114,9 @@ def write_folder(
         with raw[0].open("wb") as inputs, raw[1].open("wb") as targets:
             for block in blocks:
                 _check(block, like, written.clients)
-                for file, digest, values in zip((inputs, targets), written.digests, (block.x, block.y), strict=True):
+                for file, digest, values in zip(
+                    (inputs, targets), written.digests, (block.x, block.y), strict=True
+                ):
                     data = values.contiguous().numpy().data
                     file.write(data)
                     digest.update(data)
@@ -122,7 +124,9 @@ def write_folder(
                 if on_clients is not None:
                     on_clients(written.clients)
         kinds = _kind(like.x), _kind(like.y)
-        columns = {name: Raw(file, *kind) for name, file, kind in zip("xy", raw, kinds, strict=True)}
+        columns = {
+            name: Raw(file, *kind) for name, file, kind in zip("xy", raw, kinds, strict=True)
+        }
         write_arrow(beside / EXAMPLES, columns)
         for file in raw:
             file.unlink()
@@ -143,7 +147,9 @@ def write_folder(
             newcomers=newcomers,
             description=description,
             label_maps=() if label_maps is None else tuple(map(tuple, label_maps.tolist())),
-            digest=hashlib.sha256("".join(each.hexdigest() for each in written.digests).encode()).hexdigest(),
+            digest=hashlib.sha256(
+                "".join(each.hexdigest() for each in written.digests).encode()
+            ).hexdigest(),
             sizes={name: (beside / name).stat().st_size for name in (EXAMPLES, CLIENTS)},
             clients_digest=sha256_of(beside / CLIENTS),
         ).write(beside)
@@ -157,13 +163,19 @@ def write_folder(
         ) from error
 
 
-def write_federation(federation: Federation, folder: str | Path, on_clients: OnClients | None = None) -> None:
+def write_federation(
+    federation: Federation, folder: str | Path, on_clients: OnClients | None = None
+) -> None:
     """Write a federation to a folder, from which :func:`~fedclade.data.open_folder` maps it; see :func:`write_folder`.
 
-    An example that several clients hold is written for each of them. What is done to batches (``augment``) is not kept.
+    An example that several clients hold is written for each of them. What is done to batches
+    (``augment``) is not kept.
     """
     if federation.stages:
-        raise DataError(f"{federation} changes during a run, and a folder holds what does not; leave data.drift out")
+        raise DataError(
+            f"{federation} changes during a run, and a folder holds what does not; leave "
+            "data.drift out"
+        )
     late = federation.newcomers
     everyone = federation if late is None else federation.joined(late)
     table = ClientTable.of(everyone.clients)
@@ -191,13 +203,22 @@ def _check(block: ClientBlock, like: Pool, clients: int) -> None:
             wanted, got = (f"{each.dtype} {list(each.shape[1:])}" for each in (its, mine))
             raise DataError(f"{what} of {where} should be {wanted}, got {got}")
         if mine.is_floating_point() and not bool(mine.isfinite().all()):
-            raise DataError(f"{what} of {where} hold NaN or infinite numbers; fill them in, or leave the examples out")
+            raise DataError(
+                f"{what} of {where} hold NaN or infinite numbers; fill them in, or leave the "
+                "examples out"
+            )
     if not block.y.is_floating_point():
         odd = ((block.y < 0) & (block.y != IGNORED)) | (block.y >= like.outputs)
         if bool(odd.any()):
-            raise DataError(f"labels of {where} should lie in 0 .. {like.outputs - 1}, got {int(block.y[odd][0])}")
+            raise DataError(
+                f"labels of {where} should lie in 0 .. {like.outputs - 1}, got "
+                f"{int(block.y[odd][0])}"
+            )
     if not len(block.x) == len(block.y) == int(block.counts.sum()):
-        raise DataError(f"{where} has {len(block.x)} inputs, {len(block.y)} targets and {block.counts.sum()} examples")
+        raise DataError(
+            f"{where} has {len(block.x)} inputs, {len(block.y)} targets and {block.counts.sum()} "
+            "examples"
+        )
     odd = np.flatnonzero((block.counts[:, [0, 2]] < 1).any(1))
     if len(odd):
         few = block.counts[odd[0]].tolist()
@@ -229,7 +250,10 @@ def _client_columns(counts: Counts, written: _Written) -> dict[str, Any]:
         whole = [v for some in values for v in some] if name == "name" else np.concatenate(values)
         columns[name] = whole
         if len(whole) != len(counts):
-            raise DataError(f"all clients of a folder should have a {name}, or none, got {len(whole)} of {len(counts)}")
+            raise DataError(
+                f"all clients of a folder should have a {name}, or none, got {len(whole)} of "
+                f"{len(counts)}"
+            )
     return columns
 
 
@@ -238,7 +262,11 @@ def _blocks(federation: Federation, table: ClientTable) -> Iterator[ClientBlock]
     counts = np.stack([table.train.counts, table.validation.counts, table.test.counts], axis=1)
     part = counts.sum(1).cumsum() // EXAMPLES_AT_A_TIME
     for some in np.split(np.arange(len(table)), np.flatnonzero(np.diff(part)) + 1):
-        held = [split.of(place) for place in some.tolist() for split in (table.train, table.validation, table.test)]
+        held = [
+            split.of(place)
+            for place in some.tolist()
+            for split in (table.train, table.validation, table.test)
+        ]
         rows = torch.from_numpy(np.concatenate(held))
         ids = table.ids[some]
         yield ClientBlock(
@@ -248,7 +276,9 @@ def _blocks(federation: Federation, table: ClientTable) -> Iterator[ClientBlock]
             ids,
             table.keys[some],
             None if table.names is None else [table.all_names[int(place)] for place in some],
-            None if truth is None else np.array([truth[client] for client in ids.tolist()], dtype=np.int64),
+            None
+            if truth is None
+            else np.array([truth[client] for client in ids.tolist()], dtype=np.int64),
             None if table.view is None else table.view[some],
             None if table.quarter_turns is None else table.quarter_turns[some],
         )

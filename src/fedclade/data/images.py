@@ -39,15 +39,18 @@ def load_synthetic(
 
     Client ``k`` has ``50 + ⌊LogNormal(4, 2)⌋`` examples ``y = argmax(softmax(W_k x + b_k))`` with
 
-    - ``W_k [10, 60], b_k [10] ~ N(u_k, 1)``, ``u_k ~ N(0, α)``, meant to say how far the clients' models differ;
-    - ``x ~ N(v_k, Σ)``, ``Σ`` diagonal with ``Σ_jj = j^-1.2``, ``v_k [60] ~ N(B_k, 1)``, ``B_k ~ N(0, β)``: β says
-      how far their inputs differ.
+    - ``W_k [10, 60], b_k [10] ~ N(u_k, 1)``, ``u_k ~ N(0, α)``, meant to say how far the clients'
+      models differ;
+    - ``x ~ N(v_k, Σ)``, ``Σ`` diagonal with ``Σ_jj = j^-1.2``, ``v_k [60] ~ N(B_k, 1)``, ``B_k ~
+      N(0, β)``: β says how far their inputs differ.
 
-    As the generator is defined, α changes no label: ``u_k`` adds the same number to all ten scores of an example. The
-    clients' models differ all the same, since each draws its own ``W_k`` and ``b_k``.
+    As the generator is defined, α changes no label: ``u_k`` adds the same number to all ten scores
+    of an example. The clients' models differ all the same, since each draws its own ``W_k`` and
+    ``b_k``.
 
-    α and β are variances here, read as in the paper's ``N(v_k, Σ)``. The authors' script takes them as standard
-    deviations: the same for Synthetic(0, 0) and Synthetic(1, 1); for their Synthetic(0.5, 0.5) give 0.25 twice.
+    α and β are variances here, read as in the paper's ``N(v_k, Σ)``. The authors' script takes them
+    as standard deviations: the same for Synthetic(0, 0) and Synthetic(1, 1); for their
+    Synthetic(0.5, 0.5) give 0.25 twice.
 
     Parameters
     ----------
@@ -58,8 +61,8 @@ def load_synthetic(
     clients
         How many natural owners to make.
     max_samples
-        Cut off the log-normal's long tail, which reaches into the hundreds of thousands; None, as in the generator,
-        does not.
+        Cut off the log-normal's long tail, which reaches into the hundreds of thousands; None, as
+        in the generator, does not.
     """
     require(
         ("alpha", alpha, 0 <= alpha < math.inf, "at least 0"),
@@ -67,7 +70,10 @@ def load_synthetic(
         ("clients", clients, clients >= 1, "at least 1"),
         ("max_samples", max_samples, max_samples is None or max_samples >= 2, "at least 2"),
     )
-    draws = [_draw_client(rng.generator(seed, "synthetic", k), alpha, beta, max_samples) for k in range(clients)]
+    draws = [
+        _draw_client(rng.generator(seed, "synthetic", k), alpha, beta, max_samples)
+        for k in range(clients)
+    ]
     y = np.concatenate([labels for _, labels in draws])
     width = len(str(clients - 1))
     return Pool(
@@ -78,7 +84,9 @@ def load_synthetic(
         train=np.arange(len(y)),
         test=np.arange(0),
         outputs=LABELS,
-        natural=np.repeat([f"client-{k:0{width}d}" for k in range(clients)], [len(labels) for _, labels in draws]),
+        natural=np.repeat(
+            [f"client-{k:0{width}d}" for k in range(clients)], [len(labels) for _, labels in draws]
+        ),
     )
 
 
@@ -115,7 +123,9 @@ def _bundled_digits() -> Arrays:
     from sklearn.model_selection import train_test_split
 
     data: Any = bundled()
-    pixels = np.round(data.images * (255 / 16)).astype(np.uint8)  # scikit-learn counts ink from 0 to 16
+    pixels = np.round(data.images * (255 / 16)).astype(
+        np.uint8
+    )  # scikit-learn counts ink from 0 to 16
     y = data.target.astype(np.int64)
     train, test = train_test_split(np.arange(len(y)), test_size=0.2, stratify=y, random_state=0)
     return {"x": pixels[:, None], "y": y, "train": np.sort(train), "test": np.sort(test)}
@@ -133,7 +143,9 @@ def load_cifar10(data_dir: Path | None, _seed: int) -> Pool:
     return Pool.of_arrays("cifar10", arrays, arrays["y"], 10, mean=0.4734, std=0.2516)
 
 
-def load_femnist(data_dir: Path | None, _seed: int, *, characters: Literal["all", "lowercase"] = "all") -> Pool:
+def load_femnist(
+    data_dir: Path | None, _seed: int, *, characters: Literal["all", "lowercase"] = "all"
+) -> Pool:
     """Return FEMNIST: characters, 28×28, grey, by writer; the Hub's layout or LEAF's JSON (Caldas et al. 2018).
 
     ``characters = "lowercase"`` keeps the 26 small letters alone, as FedProx and FedGroup do.
@@ -142,9 +154,17 @@ def load_femnist(data_dir: Path | None, _seed: int, *, characters: Literal["all"
     if leaf:
         arrays = cached("femnist", {"leaf": stamps(leaf.files)}, lambda: _femnist_from_leaf(leaf))
     else:
-        arrays = _decoded("femnist", data_dir, (1, 28, 28), ("image", "character", "writer_id"), outputs=FEMNIST_LABELS)
+        arrays = _decoded(
+            "femnist",
+            data_dir,
+            (1, 28, 28),
+            ("image", "character", "writer_id"),
+            outputs=FEMNIST_LABELS,
+        )
     natural = arrays["natural"]
-    pool = Pool.of_arrays("femnist", arrays, arrays["y"], FEMNIST_LABELS, natural=natural, mean=0.9637, std=0.1592)
+    pool = Pool.of_arrays(
+        "femnist", arrays, arrays["y"], FEMNIST_LABELS, natural=natural, mean=0.9637, std=0.1592
+    )
     require(("characters", characters, characters in ("all", "lowercase"), "'all' or 'lowercase'"))
     return pool if characters == "all" else _small_letters(pool)
 
@@ -153,11 +173,22 @@ def _small_letters(pool: Pool) -> Pool:
     """Return a pool of FEMNIST with the small letters alone, whose labels are then 0 to 25."""
     y, small = (pool.groups - SMALL_A).clip(min=0), pool.groups >= SMALL_A
     train, test = pool.train[small[pool.train]], pool.test[small[pool.test]]
-    return replace(pool, y=torch.from_numpy(y), groups=y, train=train, test=test, outputs=FEMNIST_LABELS - SMALL_A)
+    return replace(
+        pool,
+        y=torch.from_numpy(y),
+        groups=y,
+        train=train,
+        test=test,
+        outputs=FEMNIST_LABELS - SMALL_A,
+    )
 
 
 def _decoded(
-    name: str, data_dir: Path | None, shape: tuple[int, int, int], columns: tuple[str, ...], outputs: int
+    name: str,
+    data_dir: Path | None,
+    shape: tuple[int, int, int],
+    columns: tuple[str, ...],
+    outputs: int,
 ) -> Arrays:
     """Return ``x, y``, how many of the first examples are for training, and ``natural`` if a third column has owners.
 
@@ -170,18 +201,26 @@ def _decoded(
         splits = ["train", "test"] if not owner or tables.has("test") else ["train"]
         read = [(tables.where(split), tables.read(split, columns)) for split in splits]
         arrays: dict[str, NDArray[Any]] = {
-            "x": np.concatenate([_decode(part[image], shape, where, image) for where, part in read]),
-            "y": np.concatenate([to_labels(part[label], outputs, where, label) for where, part in read]),
+            "x": np.concatenate(
+                [_decode(part[image], shape, where, image) for where, part in read]
+            ),
+            "y": np.concatenate(
+                [to_labels(part[label], outputs, where, label) for where, part in read]
+            ),
             "train": np.asarray(len(read[0][1][label])),
         }
         if owner:
-            arrays["natural"] = np.asarray([str(who) for _, part in read for who in part[owner[0]]], dtype=np.str_)
+            arrays["natural"] = np.asarray(
+                [str(who) for _, part in read for who in part[owner[0]]], dtype=np.str_
+            )
         return arrays
 
     return cached(name, {"tables": tables.key, "columns": list(columns)}, build)
 
 
-def _decode(cells: Sequence[Any], shape: tuple[int, int, int], where: str, column: str) -> NDArray[np.uint8]:
+def _decode(
+    cells: Sequence[Any], shape: tuple[int, int, int], where: str, column: str
+) -> NDArray[np.uint8]:
     """Decode PNGs or JPEGs to ``[n, C, H, W]``, one by one: at 28×28 a pool of threads takes four times as long."""
     pillow = import_extra("PIL.Image", "pillow", "data", "decoding images")
     channels, *size = shape
@@ -190,8 +229,16 @@ def _decode(cells: Sequence[Any], shape: tuple[int, int, int], where: str, colum
         try:
             with pillow.open(io.BytesIO(cell["bytes"])) as picture:
                 pixels = np.asarray(picture.convert("L" if channels == 1 else "RGB"))
-        except (OSError, SyntaxError, KeyError, TypeError, ValueError) as error:  # Pillow has no class for its own
-            raise DataError(f"{where}: cannot decode column {column!r} in row {row}: {error}") from error
+        except (
+            OSError,
+            SyntaxError,
+            KeyError,
+            TypeError,
+            ValueError,
+        ) as error:  # Pillow has no class for its own
+            raise DataError(
+                f"{where}: cannot decode column {column!r} in row {row}: {error}"
+            ) from error
         if pixels.shape[:2] != tuple(size):
             raise DataError(
                 f"{where}: images in column {column!r} should be {size[0]}×{size[1]} pixels, "
@@ -208,7 +255,9 @@ def _femnist_from_leaf(leaf: LeafFiles) -> Arrays:
     try:
         brightness = np.asarray(x, dtype=np.float32).reshape(len(x), 1, 28, 28)
     except (TypeError, ValueError) as error:
-        raise DataError(f"{where}: x should hold 784 numbers from 0 to 1 for each image: {error}") from error
+        raise DataError(
+            f"{where}: x should hold 784 numbers from 0 to 1 for each image: {error}"
+        ) from error
     return {
         "x": np.round(brightness * 255).astype(np.uint8),
         "y": to_labels([*train.y, *test.y], FEMNIST_LABELS, where, "y"),

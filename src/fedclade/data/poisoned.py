@@ -1,8 +1,9 @@
 """Poisoned data: what adversaries train on in place of their own, and what a backdoor is measured by.
 
-Poisoned data lie beside the federation's own, in a pool of their own, and are asked about by the negative number of a
-round: ``-3`` is what clients would hold in round 3, poisoned. So honest clients, the scores on test data and the sizes
-stay as they are, and who lies, and from when on, is decided query by query.
+Poisoned data lie beside the federation's own, in a pool of their own, and are asked about by the
+negative number of a round: ``-3`` is what clients would hold in round 3, poisoned. So honest
+clients, the scores on test data and the sizes stay as they are, and who lies, and from when on, is
+decided query by query.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ def as_seen(federation: Federation, views: Sequence[View]) -> Federation:
 
 
 def _hand(client: ClientData, view: int) -> Hand:
-    return Hand(client, ((client.train, view),), ((client.validation, view),), ((client.test, view),))
+    return Hand(
+        client, ((client.train, view),), ((client.validation, view),), ((client.test, view),)
+    )
 
 
 def written_out(
@@ -76,13 +79,20 @@ def written_out(
             lots[found] = each[0] if len(each) == 1 else np.unique(np.concatenate(each))
         return found
 
-    keys = [[[[key(getattr(hand, split)) for split in SPLITS] for hand in now] for now in of] for of in hands]
+    keys = [
+        [[[key(getattr(hand, split)) for split in SPLITS] for hand in now] for now in of]
+        for of in hands
+    ]
     there = np.unique(np.concatenate([*lots.values()]))
     of_view, rows = np.divmod(there, n)
     x, y = _as_they_show(pool, views, of_view, rows)
     every, natural = np.arange(len(there)), None if pool.natural is None else pool.natural[rows]
-    seen = replace(pool, x=x, y=y, groups=pool.groups[rows], train=every, test=every[:0], natural=natural)
-    places = {found: np.searchsorted(there, lot) for found, lot in lots.items()}  # one array for who has the same
+    seen = replace(
+        pool, x=x, y=y, groups=pool.groups[rows], train=every, test=every[:0], natural=natural
+    )
+    places = {
+        found: np.searchsorted(there, lot) for found, lot in lots.items()
+    }  # one array for who has the same
     clients = [
         [
             [replace(hand.client, **dict(zip(SPLITS, (places[k] for k in mine), strict=True)), **PLAIN)
@@ -94,7 +104,9 @@ def written_out(
     return seen, clients
 
 
-def _as_they_show(pool: Pool, views: Sequence[View], of_view: Indices, rows: Indices) -> tuple[Tensor, Tensor]:
+def _as_they_show(
+    pool: Pool, views: Sequence[View], of_view: Indices, rows: Indices
+) -> tuple[Tensor, Tensor]:
     """Return inputs ``[n, ...]`` and targets of examples, each as its view shows it; views are in ascending order."""
     xs: list[Tensor] = []
     ys: list[Tensor] = []
@@ -102,11 +114,15 @@ def _as_they_show(pool: Pool, views: Sequence[View], of_view: Indices, rows: Ind
         mine, view = torch.from_numpy(rows[of_view == number]), views[number]
         x, y = pool.x[mine], pool.y[mine]
         if view.transform is not None:
-            x = torch.from_numpy(np.ascontiguousarray(view.transform(x.numpy(), y.numpy(), mine.numpy())))
+            x = torch.from_numpy(
+                np.ascontiguousarray(view.transform(x.numpy(), y.numpy(), mine.numpy()))
+            )
         xs.append(torch.rot90(x, view.quarter_turns, (-2, -1)) if view.quarter_turns else x)
         ys.append(y if view.label_map is None else mapped(y, view.label_map))
     if len(shapes := {tuple(x.shape[1:]) for x in xs}) > 1:
-        raise DataError(f"all clients should see images of one shape, but views show them as {sorted(shapes)}")
+        raise DataError(
+            f"all clients should see images of one shape, but views show them as {sorted(shapes)}"
+        )
     return torch.cat(xs), torch.cat(ys)
 
 
@@ -114,15 +130,20 @@ def _as_they_show(pool: Pool, views: Sequence[View], of_view: Indices, rows: Ind
 class PoisonedFederation(Federation):
     """A federation with what clients hold poisoned in each of its stages, the first included.
 
-    ``poisoned`` has the adversaries there with poisoned training and validation data, and of a backdoor the other
-    clients with test examples that have its trigger, and its target for a label. None: nobody is there.
+    ``poisoned`` has the adversaries there with poisoned training and validation data, and of a
+    backdoor the other clients with test examples that have its trigger, and its target for a label.
+    None: nobody is there.
     """
 
     poisoned: tuple[Federation | None, ...] = ()
 
     def stage_in(self, number: int) -> int:
         """Return which stage a round is in; of a negative number, the stage with what is poisoned."""
-        return super().stage_in(number) if number >= 0 else len(self.stages) + 1 + super().stage_in(-number)
+        return (
+            super().stage_in(number)
+            if number >= 0
+            else len(self.stages) + 1 + super().stage_in(-number)
+        )
 
     @cached_property
     def each_stage(self) -> tuple[Federation, ...]:
@@ -133,7 +154,9 @@ class PoisonedFederation(Federation):
         """Return a federation of some of the clients, with what they hold poisoned."""
         mine = [None if each is None else set(each.ids) & set(clients) for each in self.poisoned]
         there = zip(self.poisoned, mine, strict=True)
-        poisoned = tuple(each.shard(ids) if each is not None and ids else None for each, ids in there)
+        poisoned = tuple(
+            each.shard(ids) if each is not None and ids else None for each, ids in there
+        )
         return replace(super().shard(clients), poisoned=poisoned)
 
 
@@ -163,7 +186,10 @@ class LabelFlip:
     def of(cls, pool: Pool) -> LabelFlip:
         """Return that of the labels of a pool; a ConfigError if it has none."""
         if pool.task == "regression":
-            raise ConfigError(f"adversary.kind 'label_flip' needs labels, and the targets of {pool.name} are numbers")
+            raise ConfigError(
+                f"adversary.kind 'label_flip' needs labels, and the targets of {pool.name} are "
+                "numbers"
+            )
         return cls(2 if pool.y.is_floating_point() else pool.outputs)
 
     def poisoned(self, x: Tensor, y: Tensor, draw: np.random.Generator) -> tuple[Tensor, Tensor]:
@@ -190,15 +216,22 @@ class Backdoor:
         """Return that of the images of a pool; a ConfigError if it has none, or no such target, or they are smaller."""
         if pool.x.dim() != 4 or pool.task != "classification":
             raise ConfigError(
-                f"adversary.kind 'backdoor' needs images with labels, but {pool.name} has inputs of shape "
-                f"{list(pool.input_shape)} in a {pool.task} task"
+                f"adversary.kind 'backdoor' needs images with labels, but {pool.name} has inputs "
+                f"of shape {list(pool.input_shape)} in a {pool.task} task"
             )
         side = min(pool.input_shape[1:])
         require(
-            ("adversary.target", target, target < pool.outputs, f"below {pool.outputs}, the number of labels"),
+            (
+                "adversary.target",
+                target,
+                target < pool.outputs,
+                f"below {pool.outputs}, the number of labels",
+            ),
             ("adversary.patch", patch, patch <= side, f"at most {side}, the side of an image"),
         )
-        return cls(target, patch, share, 255.0 if pool.x.dtype == torch.uint8 else float(pool.x.max()))
+        return cls(
+            target, patch, share, 255.0 if pool.x.dtype == torch.uint8 else float(pool.x.max())
+        )
 
     def poisoned(self, x: Tensor, y: Tensor, draw: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Return examples of which the share, at least one, leads to the target."""
@@ -218,10 +251,17 @@ class Backdoor:
         return x
 
 
-def poisoned(federation: Federation, liars: Collection[int], poison: Poison, seed: int) -> PoisonedFederation:
+def poisoned(
+    federation: Federation, liars: Collection[int], poison: Poison, seed: int
+) -> PoisonedFederation:
     """Return a federation with what clients hold poisoned; which examples are is drawn by seed and key."""
-    own: dict[str, Any] = {field.name: getattr(federation, field.name) for field in fields(Federation)}
-    stages = tuple(_Written(each.pool).of(each, frozenset(liars), poison, seed) for each in federation.each_stage)
+    own: dict[str, Any] = {
+        field.name: getattr(federation, field.name) for field in fields(Federation)
+    }
+    stages = tuple(
+        _Written(each.pool).of(each, frozenset(liars), poison, seed)
+        for each in federation.each_stage
+    )
     return PoisonedFederation(**own, poisoned=stages)
 
 
@@ -235,17 +275,24 @@ class _Written:
         self._count = 0
         self._tests: dict[tuple[int, int, int], tuple[ClientData, Indices]] = {}
 
-    def of(self, federation: Federation, liars: Collection[int], poison: Poison, seed: int) -> Federation | None:
+    def of(
+        self, federation: Federation, liars: Collection[int], poison: Poison, seed: int
+    ) -> Federation | None:
         """Return the clients that hold something poisoned; None if there are none."""
         ids = [client for client in federation.ids if poison.triggers or client in liars]
         held = (federation.by_id[client] for client in ids)
-        each = (self._liar(one, poison, seed) if one.id in liars else self._honest(one, poison) for one in held)
+        each = (
+            self._liar(one, poison, seed) if one.id in liars else self._honest(one, poison)
+            for one in held
+        )
         clients = tuple(client for client in each if client is not None)
         if not clients:
             return None
         x, y, every = torch.cat(self._x), torch.cat(self._y), np.arange(self._count)
         groups = np.zeros(self._count, dtype=np.int64)
-        pool = replace(self._pool, x=x, y=y, groups=groups, train=every, test=every[:0], natural=None)
+        pool = replace(
+            self._pool, x=x, y=y, groups=groups, train=every, test=every[:0], natural=None
+        )
         return Federation(pool, clients, description=str(federation), augment=federation.augment)
 
     def _liar(self, client: ClientData, poison: Poison, seed: int) -> ClientData:
@@ -258,10 +305,19 @@ class _Written:
 
     def _honest(self, client: ClientData, poison: Poison) -> ClientData | None:
         key = id(client.test), id(client.label_map), client.quarter_turns
-        if key not in self._tests:  # and the client is kept, or its indices could lie where others lay
-            self._tests[key] = client, self._add(*poison.triggered(*self._seen(client, client.test)))
+        if (
+            key not in self._tests
+        ):  # and the client is kept, or its indices could lie where others lay
+            self._tests[key] = (
+                client,
+                self._add(*poison.triggered(*self._seen(client, client.test))),
+            )
         test = self._tests[key][1]
-        return replace(client, train=test[:1], validation=test[:0], test=test, **PLAIN) if len(test) else None
+        return (
+            replace(client, train=test[:1], validation=test[:0], test=test, **PLAIN)
+            if len(test)
+            else None
+        )
 
     def _seen(self, client: ClientData, indices: Indices) -> tuple[Tensor, Tensor]:
         """Return examples of the pool, not scaled, as a client sees them."""

@@ -13,7 +13,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.core import IGNORED, ConfigError, DataError, DataSpec, Indices, TaskKind, checked, require, shown, unknown
+from fedclade.core import (
+    IGNORED,
+    ConfigError,
+    DataError,
+    DataSpec,
+    Indices,
+    TaskKind,
+    checked,
+    require,
+    shown,
+    unknown,
+)
 from fedclade.data.arrays import (
     Arrays,
     InputKind,
@@ -39,9 +50,13 @@ Scaling = Literal["source", "unit", "pixel"]
 class Columns:
     """What the inputs and labels of a table are called, and how its numbers were scaled, for who uses a model of it."""
 
-    inputs: tuple[str, ...]  # a text column has one entry for each of its categories, as "ward=surgery"
+    inputs: tuple[
+        str, ...
+    ]  # a text column has one entry for each of its categories, as "ward=surgery"
     labels: tuple[str, ...] = ()
-    mean: tuple[float, ...] | None = None  # of each input, before it was scaled; None if each client has its own
+    mean: tuple[float, ...] | None = (
+        None  # of each input, before it was scaled; None if each client has its own
+    )
     std: tuple[float, ...] | None = None
     scaled_by_client: bool = False  # whether each client's numbers were scaled by its own examples
 
@@ -67,18 +82,21 @@ class Pool:
     name
         The source's name, as in ``fedclade ls datasets``.
     x
-        Inputs ``[N, ...]``: uint8 images ``[N, C, H, W]``, float32 features ``[N, F]`` or int64 tokens ``[N, T]``; a
-        tensor or an array. Other floats and truth values become float32, other whole numbers int64, which are cast
-        for a model that does not take whole numbers; see :meth:`with_inputs_as`.
+        Inputs ``[N, ...]``: uint8 images ``[N, C, H, W]``, float32 features ``[N, F]`` or int64
+        tokens ``[N, T]``; a tensor or an array. Other floats and truth values become float32, other
+        whole numbers int64, which are cast for a model that does not take whole numbers; see
+        :meth:`with_inputs_as`.
     y
-        Targets, of any type that can be converted without a loss. int64: labels ``[N]`` (``classification``), or the
-        next token at each place ``[N, T]``, -100 where there is none (``language``). float32: 0 or 1 ``[N]``
-        (``binary``) or ``[N, L]`` (``multilabel``); numbers ``[N]`` or ``[N, k]`` (``regression``).
+        Targets, of any type that can be converted without a loss. int64: labels ``[N]``
+        (``classification``), or the next token at each place ``[N, T]``, -100 where there is none
+        (``language``). float32: 0 or 1 ``[N]`` (``binary``) or ``[N, L]`` (``multilabel``); numbers
+        ``[N]`` or ``[N, k]`` (``regression``).
     groups
-        int64 ``[N]``, what a partition by label goes by: the label; for language data its topic; 0 where there is none.
+        int64 ``[N]``, what a partition by label goes by: the label; for language data its topic; 0
+        where there is none.
     train, test
-        Indices of the examples to train on and of the source's own test split. An empty ``test`` means that every
-        client holds back a part of its own examples.
+        Indices of the examples to train on and of the source's own test split. An empty ``test``
+        means that every client holds back a part of its own examples.
     outputs
         Number of outputs that a model must give: labels, the size of the vocabulary, 1, L, or k.
     task
@@ -90,13 +108,14 @@ class Pool:
     mean, std
         Of the pixels in [0, 1]; uint8 images reach the model as ``(x / 255 - mean) / std``.
     columns
-        For people: what the inputs and the labels of a table are called, and how the inputs were scaled.
+        For people: what the inputs and the labels of a table are called, and how the inputs were
+        scaled.
 
     Raises
     ------
     DataError
-        If the arrays are not of one length or not of the right kind, an index or a label is out of range, or the task
-        is unknown.
+        If the arrays are not of one length or not of the right kind, an index or a label is out of
+        range, or the task is unknown.
     """
 
     name: str
@@ -114,41 +133,64 @@ class Pool:
     columns: Columns | None = None
     digest: str | None = field(default=None, init=False)
     """SHA-256 of ``x`` and ``y`` where a file says it, so that they need not be read; a changed pool has none."""
-    reopened: tuple[Callable[..., Pool], tuple[str, ...]] | None = field(default=None, init=False, repr=False)
+    reopened: tuple[Callable[..., Pool], tuple[str, ...]] | None = field(
+        default=None, init=False, repr=False
+    )
     """The call by which another process maps the same file."""
 
     def __post_init__(self) -> None:
         if self.task not in get_args(TaskKind):
-            raise DataError(unknown(f"task of pool {self.name!r}:", str(self.task), get_args(TaskKind)))
+            raise DataError(
+                unknown(f"task of pool {self.name!r}:", str(self.task), get_args(TaskKind))
+            )
         check_name(self.name, "the name of a pool")
         self._convert()
         if self.task == "classification" and self.y.dim() != 1:
             raise DataError(
-                f"targets of pool {self.name!r} should be one label for each example, got shape {list(self.y.shape)}"
+                f"targets of pool {self.name!r} should be one label for each example, got shape "
+                f"{list(self.y.shape)}"
             )
         arrays = {"x": self.x, "y": self.y, "groups": self.groups, "natural": self.natural}
         if self.natural is not None and not isinstance(self.natural, np.ndarray):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise DataError(f"natural of pool {self.name!r} should be an array of names, got {shown(self.natural)}")
-        if scalars := [name for name, array in arrays.items() if array is not None and array.ndim == 0]:
-            raise DataError(f"{scalars[0]} of pool {self.name!r} should have an entry for each example, got one number")
+            raise DataError(
+                f"natural of pool {self.name!r} should be an array of names, got "
+                f"{shown(self.natural)}"
+            )
+        if scalars := [
+            name for name, array in arrays.items() if array is not None and array.ndim == 0
+        ]:
+            raise DataError(
+                f"{scalars[0]} of pool {self.name!r} should have an entry for each example, got "
+                "one number"
+            )
         lengths = {name: len(array) for name, array in arrays.items() if array is not None}
         if len(set(lengths.values())) > 1:
-            raise DataError(f"the arrays of pool {self.name!r} should have one length, got {lengths}")
+            raise DataError(
+                f"the arrays of pool {self.name!r} should have one length, got {lengths}"
+            )
         for split, indices in (("train", self.train), ("test", self.test)):
             check_range(indices, len(self.x), f"the {split} indices of pool {self.name!r}")
         require_outputs(self.outputs, f"outputs of pool {self.name!r}")
         if self.y.is_floating_point():
             if (needed := outputs_of(self.y, self.task)) != self.outputs:
-                raise DataError(f"outputs of pool {self.name!r} should be {needed}, as its targets, got {self.outputs}")
+                raise DataError(
+                    f"outputs of pool {self.name!r} should be {needed}, as its targets, got "
+                    f"{self.outputs}"
+                )
             return
         if bool((odd := (self.y < 0) & (self.y != IGNORED)).any()):
-            there_may_be_none = f", or {IGNORED} where there is none" if self.task == "language" else ""
+            there_may_be_none = (
+                f", or {IGNORED} where there is none" if self.task == "language" else ""
+            )
             raise DataError(
-                f"labels of pool {self.name!r} should be 0 or more{there_may_be_none}, got {int(self.y[odd][0])}"
+                f"labels of pool {self.name!r} should be 0 or more{there_may_be_none}, got "
+                f"{int(self.y[odd][0])}"
             )
         self._check_ignored()
         if len(self.y) and int(self.y.max()) >= self.outputs:
-            raise DataError(f"pool {self.name!r} has {self.outputs} outputs, but a label {int(self.y.max())}")
+            raise DataError(
+                f"pool {self.name!r} has {self.outputs} outputs, but a label {int(self.y.max())}"
+            )
 
     def _check_ignored(self) -> None:
         """Check that only tokens are left without a target, since an example without one has no use."""
@@ -156,8 +198,9 @@ class Pool:
         if self.task == "language" or not bool(without.any()):
             return
         raise DataError(
-            f"pool {self.name!r} has {int(without.sum())} of {len(self.y)} examples without a label ({IGNORED}, which "
-            "losses ignore), and nothing can be learnt or scored on them; leave these examples out"
+            f"pool {self.name!r} has {int(without.sum())} of {len(self.y)} examples without a "
+            f"label ({IGNORED}, which losses ignore), and nothing can be learnt or scored on them; "
+            "leave these examples out"
         )
 
     def _convert(self) -> None:
@@ -172,13 +215,18 @@ class Pool:
             "outputs": whole_number(self.outputs, f"outputs {of}"),
             "x": as_inputs(self.x, f"inputs {of}"),
             "y": as_targets(self.y, f"targets {of}", self.task),
-            **{name: as_indices(getattr(self, name), f"{name} {of}") for name in ("groups", "train", "test")},
+            **{
+                name: as_indices(getattr(self, name), f"{name} {of}")
+                for name in ("groups", "train", "test")
+            },
         }
         for name, value in converted.items():
             object.__setattr__(self, name, value)
 
     @classmethod
-    def of_arrays(cls, name: str, arrays: Arrays, groups: Indices, outputs: int, **more: Any) -> Pool:
+    def of_arrays(
+        cls, name: str, arrays: Arrays, groups: Indices, outputs: int, **more: Any
+    ) -> Pool:
         """Return a pool of the arrays ``x`` and ``y``, whose first ``train`` examples are for training."""
         train, examples = int(arrays["train"]), np.arange(len(arrays["x"]))
         x, y = torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["y"])
@@ -186,14 +234,24 @@ class Pool:
 
     @classmethod
     def of_examples(
-        cls, name: str, x: Tensor, y: Any, train: Indices, test: Indices, *, outputs: int | None = None, **more: Any
+        cls,
+        name: str,
+        x: Tensor,
+        y: Any,
+        train: Indices,
+        test: Indices,
+        *,
+        outputs: int | None = None,
+        **more: Any,
     ) -> Pool:
         """Return a pool whose groups are the labels, with as many outputs as its targets need, if not given."""
         task = more.get("task", "classification")
         y = as_targets(y, f"targets of pool {name!r}", task)
         if not outputs:
             check_numbering(y, f"labels of pool {name!r}", task)
-        return cls(name, x, y, groups_of(y, task), train, test, outputs or outputs_of(y, task), **more)
+        return cls(
+            name, x, y, groups_of(y, task), train, test, outputs or outputs_of(y, task), **more
+        )
 
     def known(self, digest: str, reopen: Callable[..., Pool], *arguments: str) -> None:
         """Note what the writer of a file found out: its digest, and that all inputs are finite.
@@ -236,17 +294,25 @@ class Pool:
         Parameters
         ----------
         how
-            ``source``: by the source's mean and standard deviation, as they are. ``unit``: to [0, 1], and no further.
-            ``pixel``: every pixel by its own mean and deviation over all images, the test split included, as floats; in
-            grey levels (x − μ)/(σ + 0.001), as Li et al. 2018 have MNIST, so that a pixel that is always black is 0.
-            All but ``source`` need images of uint8; other inputs raise a ConfigError.
+            ``source``: by the source's mean and standard deviation, as they are. ``unit``: to [0,
+            1], and no further. ``pixel``: every pixel by its own mean and deviation over all
+            images, the test split included, as floats; in grey levels (x − μ)/(σ + 0.001), as Li et
+            al. 2018 have MNIST, so that a pixel that is always black is 0. All but ``source`` need
+            images of uint8; other inputs raise a ConfigError.
         """
         if how not in get_args(Scaling):
             raise ConfigError(unknown("scaling:", how, get_args(Scaling)))
         if how == "source":
             return self
         images = self.x.dtype == torch.uint8
-        require(("scaling", how, images, f"'source' for {self.name}, whose inputs are not images of whole bytes"))
+        require(
+            (
+                "scaling",
+                how,
+                images,
+                f"'source' for {self.name}, whose inputs are not images of whole bytes",
+            )
+        )
         if how == "unit":
             return replace(self, mean=0.0, std=1.0)
         x = self.x.to(torch.float32)
@@ -276,6 +342,6 @@ class Pool:
             return torch.rot90(x, quarter_turns, (-2, -1)) if quarter_turns else x
         except (TypeError, IndexError, RuntimeError) as error:
             raise DataError(
-                f"inputs of pool {self.name!r} are asked for by indices below {len(self.x)}, int64 [n], and whole "
-                f"quarter turns: {error}"
+                f"inputs of pool {self.name!r} are asked for by indices below {len(self.x)}, int64 "
+                f"[n], and whole quarter turns: {error}"
             ) from error

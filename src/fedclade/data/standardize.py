@@ -33,11 +33,21 @@ def standardized(
 ) -> tuple[Tensor, Columns]:
     """Return inputs that each belong to one client with their numbers scaled, and what that was by.
 
-    Columns that are 0 or 1 everywhere, as those encoded by category are, stay as they are. Newcomers do not count in
-    what all clients are scaled by.
+    Columns that are 0 or 1 everywhere, as those encoded by category are, stay as they are.
+    Newcomers do not count in what all clients are scaled by.
     """
-    fits, look = x.dim() == 2 and x.is_floating_point(), f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
-    require(("standardize", how, fits, f"'none' for inputs {look}: only columns of numbers [N, F] are scaled"))
+    fits, look = (
+        x.dim() == 2 and x.is_floating_point(),
+        f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}",
+    )
+    require(
+        (
+            "standardize",
+            how,
+            fits,
+            f"'none' for inputs {look}: only columns of numbers [N, F] are scaled",
+        )
+    )
     everyone = [*clients, *newcomers]
     own = [_of_inputs(x[_rows(client)], len(client.train)) for client in everyone]
     numbers = torch.stack([each.numbers for each in own]).any(0)
@@ -48,7 +58,9 @@ def standardized(
         rows = _rows(client)
         scaled[rows] = ((x[rows] - by.mean) / by.std).to(x.dtype)
     columns = columns or Columns(tuple(f"x{place}" for place in range(x.shape[1])))
-    return scaled, _scaled_by(columns, together) if how == "federated" else replace(columns, scaled_by_client=True)
+    return scaled, _scaled_by(columns, together) if how == "federated" else replace(
+        columns, scaled_by_client=True
+    )
 
 
 def statistics(federation: Federation, query: StatisticsQuery) -> Statistics:
@@ -61,7 +73,9 @@ def statistics(federation: Federation, query: StatisticsQuery) -> Statistics:
             found = _of_inputs(_unscaled(pool.x[_rows(data)], pool.columns), len(data.train))
         if query.labels:
             seen = data.labels(pool.y[torch.from_numpy(data.train)]).long()
-            found = replace(found, labels=torch.bincount(seen[seen != IGNORED], minlength=query.labels))
+            found = replace(
+                found, labels=torch.bincount(seen[seen != IGNORED], minlength=query.labels)
+            )
         return found
 
     if isinstance(federation.clients, ClientTable) and not query.inputs:
@@ -72,7 +86,10 @@ def statistics(federation: Federation, query: StatisticsQuery) -> Statistics:
 def _counted(federation: Federation, table: ClientTable, query: StatisticsQuery) -> Statistics:
     """Return how many training examples, and of which labels, clients in a table have: many of them in one go."""
     places, y = table.positions.of(query.ids), federation.pool.y
-    counted, labels = int(table.train.counts[places].sum()), torch.zeros(query.labels, dtype=torch.int64)
+    counted, labels = (
+        int(table.train.counts[places].sum()),
+        torch.zeros(query.labels, dtype=torch.int64),
+    )
     for some in np.array_split(places, -(-len(places) // AT_A_TIME)) if query.labels else ():
         seen = y[torch.from_numpy(table.train.rows(some))].long()
         if table.label_maps is not None and table.view is not None:

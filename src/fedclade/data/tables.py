@@ -50,7 +50,9 @@ def find_leaf(data_dir: Path | None, name: str) -> LeafFiles | None:
         return None
     folder = data_dir / name
     train = sorted((folder / "train").glob("*.json")) or sorted(folder.glob("*.json"))
-    return LeafFiles(tuple(train), tuple(sorted((folder / "test").glob("*.json")))) if train else None
+    return (
+        LeafFiles(tuple(train), tuple(sorted((folder / "test").glob("*.json")))) if train else None
+    )
 
 
 def read_leaf(files: tuple[Path, ...]) -> LeafExamples:
@@ -69,7 +71,9 @@ def read_leaf(files: tuple[Path, ...]) -> LeafExamples:
             raise DataError(f"{file} is not laid out as LEAF JSON ({layout}): {error!r}") from error
         for user, x, y in of_users:
             if len(x) != len(y):
-                raise DataError(f"{file}: user {user!r} has {len(x)} inputs x but {len(y)} targets y")
+                raise DataError(
+                    f"{file}: user {user!r} has {len(x)} inputs x but {len(y)} targets y"
+                )
             examples.users.extend([user] * len(x))
             examples.x.extend(x)
             examples.y.extend(y)
@@ -88,7 +92,8 @@ HUB_NAMES: Mapping[str, str] = MappingProxyType(
         "tiny_shakespeare": "karpathy/tiny_shakespeare",
     }
 )
-# On the Hub these two are scripts, which `datasets` no longer runs; this branch has the parquet files made from them.
+# On the Hub these two are scripts, which `datasets` no longer runs; this branch has the parquet
+# files made from them.
 _HUB_SCRIPTS = frozenset({"sent140", "tiny_shakespeare"})
 _PARQUET_BRANCH = "refs/convert/parquet"
 
@@ -116,7 +121,10 @@ class Tables(ABC):
     def read(self, split: str, columns: Sequence[str]) -> Columns:
         """Return the columns of one split as lists of Python values, one entry per row; all must be there."""
         parts = self.shards(split, columns)
-        whole = {column: [value for part in parts for value in part[column].to_pylist()] for column in columns}
+        whole = {
+            column: [value for part in parts for value in part[column].to_pylist()]
+            for column in columns
+        }
         if not all(whole.values()):
             raise DataError(f"{self.where(split)} has no rows")
         return whole
@@ -156,8 +164,9 @@ class FolderTables(Tables):
         """Read the columns of the split's files."""
         if not (files := self._files(split)):
             raise DataError(
-                f"no data in {self.folder}: expected the file {self.folder / split}.parquet or shards "
-                f"{split}-*.parquet (columns {', '.join(columns)}); check --data-dir / FEDCLADE_DATA_DIR"
+                f"no data in {self.folder}: expected the file {self.folder / split}.parquet or "
+                f"shards {split}-*.parquet (columns {', '.join(columns)}); check --data-dir / "
+                "FEDCLADE_DATA_DIR"
             )
         return [_read_parquet(file, columns) for file in files]
 
@@ -189,7 +198,9 @@ class HubTables(Tables):
     def shards(self, split: str, columns: Sequence[str]) -> Sequence[Any]:
         """Return the split as one table."""
         if not self.has(split):
-            raise DataError(f"Hub data set {self.hub} has no split {split!r}, only {', '.join(self._splits)}")
+            raise DataError(
+                f"Hub data set {self.hub} has no split {split!r}, only {', '.join(self._splits)}"
+            )
         table = self._splits[split].with_format("arrow")[:]
         _require_columns(self.where(split), table.column_names, columns)
         return [table]
@@ -199,18 +210,23 @@ class HubTables(Tables):
         datasets = import_extra("datasets", "datasets", "data", f"loading {self.hub} from the Hub")
         try:
             return datasets.load_dataset(self.hub, revision=self.revision)
-        except Exception as error:  # the network, the Hub and its client fail in too many ways to list
+        except (
+            Exception
+        ) as error:  # the network, the Hub and its client fail in too many ways to list
             reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
             raise DataError(
-                f"cannot load {self.hub} from the Hugging Face Hub ({type(error).__name__}: {reason}); give a folder "
-                f"that has the data with --data-dir / FEDCLADE_DATA_DIR, or use the bundled data set 'digits'"
+                f"cannot load {self.hub} from the Hugging Face Hub ({type(error).__name__}: "
+                f"{reason}); give a folder that has the data with --data-dir / FEDCLADE_DATA_DIR, "
+                "or use the bundled data set 'digits'"
             ) from error
 
 
 def to_labels(values: list[Any], outputs: int, where: str, column: str) -> Indices:
     """Return a column of labels as int64 ``[n]``."""
     rule = f"whole numbers from 0 to {outputs - 1}"
-    require_values(values, lambda value: isinstance(value, int) and 0 <= value < outputs, where, column, rule)
+    require_values(
+        values, lambda value: isinstance(value, int) and 0 <= value < outputs, where, column, rule
+    )
     return np.asarray(values, dtype=np.int64)
 
 
@@ -220,11 +236,15 @@ def to_texts(values: list[Any], where: str, column: str) -> list[str]:
     return values
 
 
-def require_values(values: Sequence[Any], fits: Callable[[Any], bool], where: str, column: str, rule: str) -> None:
+def require_values(
+    values: Sequence[Any], fits: Callable[[Any], bool], where: str, column: str, rule: str
+) -> None:
     """Check each value of a column; a DataError names the first that does not fit, and its row."""
     for row, value in enumerate(values):
         if not fits(value):
-            raise DataError(f"{where}: column {column!r} should hold {rule}, got {value!r} in row {row}")
+            raise DataError(
+                f"{where}: column {column!r} should hold {rule}, got {value!r} in row {row}"
+            )
 
 
 def _read_parquet(file: Path, columns: Sequence[str]) -> Any:

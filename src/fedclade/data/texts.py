@@ -48,7 +48,9 @@ def split_words(text: str) -> list[str]:
     >>> split_words("We know't, we KNOW!")
     ['we', "know't", ',', 'we', 'know', '!']
     """
-    return [sys.intern(word) for word in _WORD.findall(text.lower())]  # a million tweets share their words' memory
+    return [
+        sys.intern(word) for word in _WORD.findall(text.lower())
+    ]  # a million tweets share their words' memory
 
 
 def build_vocabulary(texts: Iterable[Sequence[str]], size: int) -> tuple[str, ...]:
@@ -76,8 +78,9 @@ def pad(sequences: Sequence[Sequence[int]], length: int, filler: int = PAD) -> T
 def next_words(sequences: Sequence[Sequence[int]], length: int) -> tuple[Tokens, Tokens]:
     """Return inputs and targets of next-word prediction, each int64 ``[N, length]``.
 
-    The target at each place is the token at the next place of the input; where there is none, it is :data:`IGNORED`.
-    Sequences should have at least two tokens: shorter ones have no target, and a batch of them no loss.
+    The target at each place is the token at the next place of the input; where there is none, it is
+    :data:`IGNORED`. Sequences should have at least two tokens: shorter ones have no target, and a
+    batch of them no loss.
     """
     x = pad([sequence[: min(length, len(sequence) - 1)] for sequence in sequences], length)
     return x, pad([sequence[1:] for sequence in sequences], length, filler=IGNORED)
@@ -86,7 +89,8 @@ def next_words(sequences: Sequence[Sequence[int]], length: int) -> tuple[Tokens,
 def windows(sequence: list[T], length: int) -> list[list[T]]:
     """Cut a long sequence into runs of ``length`` targets; a run starts with the last token of the run before it.
 
-    So every token but the first is a target exactly once. A sequence of fewer than two tokens has no runs.
+    So every token but the first is a target exactly once. A sequence of fewer than two tokens has
+    no runs.
     """
     return [sequence[start : start + length + 1] for start in range(0, len(sequence) - 1, length)]
 
@@ -108,7 +112,9 @@ def join(parts: list[Corpus]) -> Corpus:
     """Return training and test texts as one corpus."""
     texts = [text for part in parts for text in part.texts]
     owners = [owner for part in parts for owner in part.owners or []]
-    return Corpus(texts, np.concatenate([part.labels for part in parts]), len(parts[0].texts), owners or None)
+    return Corpus(
+        texts, np.concatenate([part.labels for part in parts]), len(parts[0].texts), owners or None
+    )
 
 
 def pool_from_corpus(
@@ -123,14 +129,21 @@ def pool_from_corpus(
     """Read a corpus and turn it into tokens, or take that from the cache."""
     require(
         ("sequence_length", sequence_length, sequence_length >= 1, "at least 1"),
-        ("vocabulary_size", vocabulary_size, vocabulary_size > len(SPECIALS), f"above {len(SPECIALS)}"),
+        (
+            "vocabulary_size",
+            vocabulary_size,
+            vocabulary_size > len(SPECIALS),
+            f"above {len(SPECIALS)}",
+        ),
     )
     options = [task, sequence_length, vocabulary_size]
     key = {"source": key, "options": options}
     arrays = cached(name, key, lambda: _arrays(read(), task, sequence_length, vocabulary_size))
     vocabulary = tuple(arrays["vocabulary"].tolist())
     more = {"task": task, "natural": arrays.get("owners"), "vocabulary": vocabulary}
-    return Pool.of_arrays(name, arrays, arrays["labels"], len(vocabulary) if task == "language" else labels, **more)
+    return Pool.of_arrays(
+        name, arrays, arrays["labels"], len(vocabulary) if task == "language" else labels, **more
+    )
 
 
 def _arrays(corpus: Corpus, task: TaskKind, sequence_length: int, vocabulary_size: int) -> Arrays:
@@ -157,9 +170,10 @@ def _arrays(corpus: Corpus, task: TaskKind, sequence_length: int, vocabulary_siz
 def with_vectors(pool: Pool, file: Path) -> Pool:
     """Return a pool of texts ``[N, T]`` with each token's vector in its place: float32 ``[N, T, d]``.
 
-    A frozen embedding is the same for all clients and never changes, so it is looked up once here: it takes part in no
-    step, no message and no mean. Padding, and words without a vector, are zeros. As in GloVe's files, each line of the
-    file has a word and the numbers of its vector, split by spaces.
+    A frozen embedding is the same for all clients and never changes, so it is looked up once here:
+    it takes part in no step, no message and no mean. Padding, and words without a vector, are
+    zeros. As in GloVe's files, each line of the file has a word and the numbers of its vector,
+    split by spaces.
     """
     embedding = read_vectors(file, pool.vocabulary)
     return replace(pool, x=torch.from_numpy(embedding)[pool.x], vocabulary=())
@@ -179,14 +193,20 @@ def read_vectors(file: Path, vocabulary: tuple[str, ...]) -> NDArray[np.float32]
                     width = width or len(numbers)
                     if len(numbers) != width or not np.isfinite(found[place[word]]).all():
                         raise DataError(
-                            f"{file}, line {number}: {word!r} should have {width} finite numbers, got {len(numbers)}"
+                            f"{file}, line {number}: {word!r} should have {width} finite numbers, "
+                            f"got {len(numbers)}"
                         )
     except FileNotFoundError:
-        raise DataError(f"no word vectors: expected {file}, with a word and its numbers in each line") from None
+        raise DataError(
+            f"no word vectors: expected {file}, with a word and its numbers in each line"
+        ) from None
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read the word vectors in {file}: {error}") from error
     if width is None:
-        raise DataError(f"{file} should have vectors of the {len(vocabulary)} words of the data, got none of them")
+        raise DataError(
+            f"{file} should have vectors of the {len(vocabulary)} words of the data, got none of "
+            "them"
+        )
     embedding = np.zeros((len(vocabulary), width), dtype=np.float32)
     for row, vector in found.items():
         embedding[row] = vector
@@ -209,12 +229,15 @@ def load_ag_news(
 ) -> Pool:
     """Return AG News: short articles on four topics (Zhang, Zhao, LeCun 2015).
 
-    For ``language`` every article is one sequence whose next words are predicted, and the groups are the topics; for
-    ``classification`` the topic is the label. Without a training split, a tenth of the test split is the test data.
+    For ``language`` every article is one sequence whose next words are predicted, and the groups
+    are the topics; for ``classification`` the topic is the label. Without a training split, a tenth
+    of the test split is the test data.
     """
     tables = open_tables("ag_news", data_dir)
     read = partial(_read_ag_news, tables)
-    return pool_from_corpus("ag_news", tables.key, read, task, sequence_length, vocabulary_size, labels=TOPICS)
+    return pool_from_corpus(
+        "ag_news", tables.key, read, task, sequence_length, vocabulary_size, labels=TOPICS
+    )
 
 
 def load_tiny_shakespeare(
@@ -222,17 +245,23 @@ def load_tiny_shakespeare(
 ) -> Pool:
     """Return the tiny Shakespeare corpus by speaker, for next-word prediction; it has no test split.
 
-    All that a speaker says is one text, cut into sequences. The file is ``tiny_shakespeare/input.txt``, with lines
-    ``Speaker:`` above what they say.
+    All that a speaker says is one text, cut into sequences. The file is
+    ``tiny_shakespeare/input.txt``, with lines ``Speaker:`` above what they say.
     """
     if data_dir is None:
         tables = open_hub("tiny_shakespeare")
         key, text, where = tables.key, partial(_text_from_hub, tables), tables.hub
     else:
         file = data_dir / "tiny_shakespeare" / "input.txt"
-        key, text, where = stamps([file] if file.exists() else []), partial(_text_from_file, file), str(file)
+        key, text, where = (
+            stamps([file] if file.exists() else []),
+            partial(_text_from_file, file),
+            str(file),
+        )
     read = partial(_read_shakespeare, text, where, sequence_length)
-    return pool_from_corpus("tiny_shakespeare", key, read, "language", sequence_length, vocabulary_size)
+    return pool_from_corpus(
+        "tiny_shakespeare", key, read, "language", sequence_length, vocabulary_size
+    )
 
 
 def load_sent140(
@@ -245,9 +274,10 @@ def load_sent140(
 ) -> Pool:
     """Return Sentiment140: tweets by user, negative (0) or positive (1); the Hub's layout or LEAF's JSON.
 
-    Neutral tweets (there are some in the Hub's test split) are left out. Tweets are cut or padded to one length; LEAF's
-    is 25 words. With ``vectors``, the name of a file in the folder of the data such as ``glove.6B.300d.txt``, each word
-    is given as its vector, as in FedProx and FedGroup.
+    Neutral tweets (there are some in the Hub's test split) are left out. Tweets are cut or padded
+    to one length; LEAF's is 25 words. With ``vectors``, the name of a file in the folder of the
+    data such as ``glove.6B.300d.txt``, each word is given as its vector, as in FedProx and
+    FedGroup.
     """
     leaf = find_leaf(data_dir, "sent140")
     if leaf:
@@ -255,11 +285,15 @@ def load_sent140(
     else:
         tables = open_tables("sent140", data_dir)
         key, read = tables.key, partial(_read_sent140, tables)
-    pool = pool_from_corpus("sent140", key, read, "classification", sequence_length, vocabulary_size, labels=2)
+    pool = pool_from_corpus(
+        "sent140", key, read, "classification", sequence_length, vocabulary_size, labels=2
+    )
     if vectors is None:
         return pool
     if data_dir is None:
-        raise DataError(f"vectors = {vectors!r} needs a data folder that has sent140/{vectors}; set --data-dir")
+        raise DataError(
+            f"vectors = {vectors!r} needs a data folder that has sent140/{vectors}; set --data-dir"
+        )
     return with_vectors(pool, data_dir / "sent140" / vectors)
 
 
@@ -277,7 +311,9 @@ def _ag_news_split(tables: Tables, split: str) -> Corpus:
     columns = tables.read(split, ["text", "label"])
     labels = to_labels(columns["label"], TOPICS, tables.where(split), "label")
     texts = [split_words(text) for text in to_texts(columns["text"], tables.where(split), "text")]
-    long_enough = [row for row, words in enumerate(texts) if len(words) >= 2]  # one word alone has no next one
+    long_enough = [
+        row for row, words in enumerate(texts) if len(words) >= 2
+    ]  # one word alone has no next one
     return Corpus([texts[row] for row in long_enough], labels[long_enough], len(long_enough))
 
 
@@ -286,7 +322,8 @@ def _text_from_file(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise DataError(
-            f"no data: expected the text file {file} with lines 'Speaker:'; check --data-dir / FEDCLADE_DATA_DIR"
+            f"no data: expected the text file {file} with lines 'Speaker:'; check --data-dir / "
+            "FEDCLADE_DATA_DIR"
         ) from None
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read {file}, which should be a text in UTF-8: {error}") from error
@@ -302,9 +339,13 @@ def _text_from_hub(tables: HubTables) -> str:
 
 def _read_shakespeare(text: Callable[[], str], where: str, sequence_length: int) -> Corpus:
     said = _by_speaker(text())
-    runs = [(speaker, run) for speaker, words in said.items() for run in windows(words, sequence_length)]
+    runs = [
+        (speaker, run) for speaker, words in said.items() for run in windows(words, sequence_length)
+    ]
     if not runs:
-        raise DataError(f"{where} should have lines 'Speaker:' above what the speaker says, got none")
+        raise DataError(
+            f"{where} should have lines 'Speaker:' above what the speaker says, got none"
+        )
     speakers, texts = zip(*runs, strict=True)
     return Corpus(list(texts), np.zeros(len(runs), dtype=np.int64), len(runs), list(speakers))
 
@@ -329,7 +370,9 @@ def _read_sent140(tables: Tables) -> Corpus:
         texts = to_texts(columns["text"], where, "text")
         return _tweets(texts, columns["user"], columns["sentiment"], where, "sentiment")
 
-    return join([corpus(split) for split in (["train", "test"] if tables.has("test") else ["train"])])
+    return join(
+        [corpus(split) for split in (["train", "test"] if tables.has("test") else ["train"])]
+    )
 
 
 def _read_sent140_leaf(leaf: LeafFiles) -> Corpus:
@@ -339,7 +382,10 @@ def _read_sent140_leaf(leaf: LeafFiles) -> Corpus:
         examples = read_leaf(files)
         for x in examples.x:
             if not isinstance(x, list) or len(x) <= LEAF_TEXT:
-                raise DataError(f"{where}: x should be [id, date, query, user, text, ...] for each tweet, got {x!r}")
+                raise DataError(
+                    f"{where}: x should be [id, date, query, user, text, ...] for each tweet, got "
+                    f"{x!r}"
+                )
         # LEAF writes positive as 1 where Sentiment140 itself writes 4.
         sentiments = [POSITIVE if y == 1 else y for y in examples.y]
         texts = to_texts([x[LEAF_TEXT] for x in examples.x], where, "x")
@@ -347,10 +393,23 @@ def _read_sent140_leaf(leaf: LeafFiles) -> Corpus:
     return join(parts)
 
 
-def _tweets(texts: list[str], users: list[Any], sentiments: list[Any], where: str, column: str) -> Corpus:
+def _tweets(
+    texts: list[str], users: list[Any], sentiments: list[Any], where: str, column: str
+) -> Corpus:
     """Return the tweets that are negative or positive, with labels 0 and 1."""
     known = (NEGATIVE, NEUTRAL, POSITIVE)
-    require_values(sentiments, lambda value: value in known, where, column, f"{NEGATIVE}, {NEUTRAL} or {POSITIVE}")
+    require_values(
+        sentiments,
+        lambda value: value in known,
+        where,
+        column,
+        f"{NEGATIVE}, {NEUTRAL} or {POSITIVE}",
+    )
     rows = [row for row, sentiment in enumerate(sentiments) if sentiment != NEUTRAL]
     labels = np.asarray([sentiments[row] == POSITIVE for row in rows], dtype=np.int64)
-    return Corpus([split_words(texts[row]) for row in rows], labels, len(rows), [str(users[row]) for row in rows])
+    return Corpus(
+        [split_words(texts[row]) for row in rows],
+        labels,
+        len(rows),
+        [str(users[row]) for row in rows],
+    )

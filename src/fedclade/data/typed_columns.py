@@ -84,8 +84,8 @@ def prepare_sheets(sheets: Sequence[Sheet], roles: ColumnRoles, notation: Notati
     Raises
     ------
     DataError
-        If a column of ``drop`` is unknown, texts may be read in two ways and nothing decides between them, a column of
-        numbers has other texts, or nearly all texts of a column differ.
+        If a column of ``drop`` is unknown, texts may be read in two ways and nothing decides
+        between them, a column of numbers has other texts, or nearly all texts of a column differ.
     """
     report = Report(len(sheets))
     for sheet in sheets:
@@ -97,7 +97,9 @@ def prepare_sheets(sheets: Sequence[Sheet], roles: ColumnRoles, notation: Notati
         report.log()
 
 
-def _prepare(sheets: Sequence[Sheet], roles: ColumnRoles, notation: Notation, report: Report) -> list[Sheet]:
+def _prepare(
+    sheets: Sequence[Sheet], roles: ColumnRoles, notation: Notation, report: Report
+) -> list[Sheet]:
     prepared = _without_columns(sheets, roles.drop)
     if roles.inputs is None:
         used = (*roles.targets, *roles.as_texts)
@@ -187,7 +189,11 @@ def is_text(column: Any) -> bool:
     """Return whether an Arrow column holds texts that are no declared categories."""
     import pyarrow.types as types
 
-    return types.is_string(column.type) or types.is_large_string(column.type) or types.is_string_view(column.type)
+    return (
+        types.is_string(column.type)
+        or types.is_large_string(column.type)
+        or types.is_string_view(column.type)
+    )
 
 
 def _without_columns(sheets: Sequence[Sheet], drop: Collection[str]) -> list[Sheet]:
@@ -197,7 +203,9 @@ def _without_columns(sheets: Sequence[Sheet], drop: Collection[str]) -> list[She
             raise DataError(unknown(f"column in drop, of {sheets[0].where}:", column, known))
     if not drop:
         return list(sheets)
-    return [_keep(sheet, [name not in drop for name in sheet.table.column_names]) for sheet in sheets]
+    return [
+        _keep(sheet, [name not in drop for name in sheet.table.column_names]) for sheet in sheets
+    ]
 
 
 def _keep(sheet: Sheet, kept: Sequence[bool]) -> Sheet:
@@ -221,8 +229,9 @@ def _without_index(sheet: Sheet, used: Collection[str], report: Report) -> Sheet
             report.add(f"{what} is an index and left out", sheet.where)
         elif not name:
             raise DataError(
-                f"{sheet.where}: column {place + 1} has no name, but values, such as {shown(column[0].as_py())} in row "
-                "1; name it in the header, or leave it out by drop = ['']"
+                f"{sheet.where}: column {place + 1} has no name, but values, such as "
+                f"{shown(column[0].as_py())} in row 1; name it in the header, or leave it out by "
+                "drop = ['']"
             )
     return sheet if all(kept) else _keep(sheet, kept)
 
@@ -234,9 +243,15 @@ def _tells_rows_apart(column: Any) -> bool:
     return possible and column.null_count == 0 and len(column.unique()) == len(column)
 
 
-def _with_numbers(sheets: Sequence[Sheet], roles: ColumnRoles, notation: Notation, report: Report) -> list[Sheet]:
+def _with_numbers(
+    sheets: Sequence[Sheet], roles: ColumnRoles, notation: Notation, report: Report
+) -> list[Sheet]:
     """Replace columns of texts that are numbers or dates by their values."""
-    texts = [column for number, sheet in enumerate(sheets) for column in _text_columns(number, sheet, roles, notation)]
+    texts = [
+        column
+        for number, sheet in enumerate(sheets)
+        for column in _text_columns(number, sheet, roles, notation)
+    ]
     texts += _numbers_as_written(sheets, texts, roles, notation)
     texts = _without_codes(sheets, texts)
     tables: list[Table] = [sheet.table for sheet in sheets]
@@ -262,7 +277,9 @@ def _report_number(reading: Reading, column: _TextColumn, where: str, report: Re
         report.add("',' between thousands", where)
 
 
-def _text_columns(number: int, sheet: Sheet, roles: ColumnRoles, notation: Notation) -> Iterable[_TextColumn]:
+def _text_columns(
+    number: int, sheet: Sheet, roles: ColumnRoles, notation: Notation
+) -> Iterable[_TextColumn]:
     """Yield the columns of texts that can be read as numbers or dates."""
     names = sheet.table.column_names
     for place, name in enumerate(names):
@@ -275,10 +292,14 @@ def _text_columns(number: int, sheet: Sheet, roles: ColumnRoles, notation: Notat
                 _check_given_notation(found, sheet, notation)
 
 
-def _text_column(number: int, place: int, name: str, column: Any, notation: Notation) -> _TextColumn:
+def _text_column(
+    number: int, place: int, name: str, column: Any, notation: Notation
+) -> _TextColumn:
     texts = as_strings(column)
     present = is_present(texts)
-    return _TextColumn(number, place, name, texts, present, notation.readings(texts.filter(present)))
+    return _TextColumn(
+        number, place, name, texts, present, notation.readings(texts.filter(present))
+    )
 
 
 def _check_given_notation(column: _TextColumn, sheet: Sheet, notation: Notation) -> None:
@@ -292,15 +313,15 @@ def _check_given_notation(column: _TextColumn, sheet: Sheet, notation: Notation)
         other = next(mark for mark in DECIMAL_MARKS if mark != notation.decimal)
         if read_numbers(written, other) is not None:
             raise DataError(
-                f"{where}, which is no number with decimal = {notation.decimal!r}; leave 'decimal' out, or make all "
-                "files alike"
+                f"{where}, which is no number with decimal = {notation.decimal!r}; leave 'decimal' "
+                "out, or make all files alike"
             )
     if notation.dates is None:
         short = short_date_format(written.unique().to_pylist())
         if short is not None:
             raise DataError(
-                f"{where}, which looks like a date with a year of two digits; say by 'dates' what it is, such as "
-                f"dates = {short!r}"
+                f"{where}, which looks like a date with a year of two digits; say by 'dates' what "
+                f"it is, such as dates = {short!r}"
             )
 
 
@@ -309,27 +330,34 @@ def _numbers_as_written(
 ) -> list[_TextColumn]:
     """Return the texts of columns that were read with a decimal point, where a point may separate thousands.
 
-    That is in files with a number that may have a decimal comma, and in all files with the same separator, unless it is
-    a comma; and where cells are separated by semicolons, as countries with decimal commas do.
+    That is in files with a number that may have a decimal comma, and in all files with the same
+    separator, unless it is a comma; and where cells are separated by semicolons, as countries with
+    decimal commas do.
     """
     with_commas = {column.sheet for column in texts if column.may_have_decimal_commas}
     separators = {_separator(sheets[number]) for number in with_commas} - {","} | {";"}
     found: list[_TextColumn] = []
     for number, sheet in enumerate(sheets):
-        is_suspect = number in with_commas or _separator(sheet) in separators or notation.decimal == ","
+        is_suspect = (
+            number in with_commas or _separator(sheet) in separators or notation.decimal == ","
+        )
         if sheet.csv is not None and is_suspect and notation.decimal != ".":
             found += _reread(number, sheet, sheet.csv.read, roles, notation)
     return found
 
 
-def _reread(number: int, sheet: Sheet, read: Any, roles: ColumnRoles, notation: Notation) -> Iterable[_TextColumn]:
+def _reread(
+    number: int, sheet: Sheet, read: Any, roles: ColumnRoles, notation: Notation
+) -> Iterable[_TextColumn]:
     import pyarrow.types as types
 
     table, names = sheet.table, sheet.table.column_names
     places = [
         place
         for place, name in enumerate(names)
-        if types.is_floating(table.column(place).type) and names.count(name) == 1 and roles.is_typed(name)
+        if types.is_floating(table.column(place).type)
+        and names.count(name) == 1
+        and roles.is_typed(name)
     ]
     if not places:
         return
@@ -351,18 +379,26 @@ def _without_codes(sheets: Sequence[Sheet], columns: Sequence[_TextColumn]) -> l
 
     There somebody chose texts, so these are codes of categories.
     """
-    in_marks = {column.name for column in columns if sheets[column.sheet].csv is not None or column.has_marks}
+    in_marks = {
+        column.name
+        for column in columns
+        if sheets[column.sheet].csv is not None or column.has_marks
+    }
     return [column for column in columns if column.name in in_marks]
 
 
-def _decide(sheets: Sequence[Sheet], column: _TextColumn, columns: Sequence[_TextColumn]) -> Reading:
+def _decide(
+    sheets: Sequence[Sheet], column: _TextColumn, columns: Sequence[_TextColumn]
+) -> Reading:
     """Return the right one of several readings, by columns that can be read in one way only.
 
     Those of the same table decide, and if it has none, those of all tables with the same separator.
     """
     kind = column.readings[0].kind
     separator = _separator(sheets[column.sheet])
-    deciding = [other for other in columns if other.witness is not None and other.witness.kind == kind]
+    deciding = [
+        other for other in columns if other.witness is not None and other.witness.kind == kind
+    ]
     same_table = [other for other in deciding if other.sheet == column.sheet]
     similar = [other for other in deciding if _separator(sheets[other.sheet]) == separator]
     for witnesses in (same_table, similar):
@@ -372,17 +408,21 @@ def _decide(sheets: Sequence[Sheet], column: _TextColumn, columns: Sequence[_Tex
             return fitting[0]
     row, text = column.example()
     where = f"{sheets[column.sheet].where}: column {column.name!r} has {shown(text)} in row {row}"
-    settings = [f"{'decimal' if kind == 'number' else 'dates'} = {reading.setting!r}" for reading in column.readings]
+    settings = [
+        f"{'decimal' if kind == 'number' else 'dates'} = {reading.setting!r}"
+        for reading in column.readings
+    ]
     first, second, *_ = column.readings
     if kind == "number":
         values = [f"{reading.values[0].as_py():g}" for reading in (first, second)]
         raise DataError(
-            f"{where}, which is {values[0]} by {settings[0]} and {values[1]} by {settings[1]}, and no other number "
-            "decides; say which is right"
+            f"{where}, which is {values[0]} by {settings[0]} and {values[1]} by {settings[1]}, and "
+            "no other number decides; say which is right"
         )
     raise DataError(
         f"{where}, which may begin with the {first.notation.partition(',')[0]} or the "
-        f"{second.notation.partition(',')[0]}, and no other date decides; say which by {' or '.join(settings)}"
+        f"{second.notation.partition(',')[0]}, and no other date decides; say which by "
+        f"{' or '.join(settings)}"
     )
 
 
@@ -436,32 +476,48 @@ def _check_categories(sheets: Sequence[Sheet], name: str, is_target: bool, repor
         is_value |= are_numbers(unique, mark).to_numpy(zero_copy_only=False)
     if 0.5 < is_value.mean() < 1:
         odd = unique[int(np.argmin(is_value))].as_py()
-        places = [(sheet.where, pc.index(as_strings(sheet.table[name]), odd).as_py()) for sheet in sheets]
+        places = [
+            (sheet.where, pc.index(as_strings(sheet.table[name]), odd).as_py()) for sheet in sheets
+        ]
         where, row = next((where, row) for where, row in places if row >= 0)
         raise DataError(
-            f"{where}: {what} has {shown(odd)} in row {row + 1} among numbers or dates (different texts of this kind: "
-            f"{int((~is_value).sum())}); fill it in, or leave the row or the column out"
+            f"{where}: {what} has {shown(odd)} in row {row + 1} among numbers or dates (different "
+            f"texts of this kind: {int((~is_value).sum())}); fill it in, or leave the row or the "
+            "column out"
         )
     if 2 * len(unique) > len(texts):
         examples = " and ".join(shown(text) for text in unique[:2].to_pylist())
-        many = f"{what} has {len(unique):,} different texts in {len(texts):,} rows, such as {examples}"
+        many = (
+            f"{what} has {len(unique):,} different texts in {len(texts):,} rows, such as {examples}"
+        )
         if is_value.all():
-            raise DataError(f"{many}, which are numbers or dates; make them such, or categories of pandas")
+            raise DataError(
+                f"{many}, which are numbers or dates; make them such, or categories of pandas"
+            )
         fix = "take another target" if is_target else f"leave it out by drop = [{name!r}]"
         words = "" if is_target else f", or take its words as the only input by text = {name!r}"
-        raise DataError(f"{many}, so it is an id, a name or a free text and no category; {fix}{words}")
+        raise DataError(
+            f"{many}, so it is an id, a name or a free text and no category; {fix}{words}"
+        )
     if len(unique) > MANY_CATEGORIES and not is_target:
         report.add(f"column {name!r} becomes {len(unique):,} columns, one for each of its texts")
 
 
 def _check_marks(unique: Any, what: str) -> None:
     """Refuse numbers of which some have a decimal point, and some a decimal comma."""
-    with_point, with_comma = (are_numbers(unique, mark).to_numpy(zero_copy_only=False) for mark in DECIMAL_MARKS)
-    if len(unique) and (with_point | with_comma).all() and not with_point.all() and not with_comma.all():
+    with_point, with_comma = (
+        are_numbers(unique, mark).to_numpy(zero_copy_only=False) for mark in DECIMAL_MARKS
+    )
+    if (
+        len(unique)
+        and (with_point | with_comma).all()
+        and not with_point.all()
+        and not with_comma.all()
+    ):
         point, comma = (unique[int(np.argmin(fits))].as_py() for fits in (with_comma, with_point))
         raise DataError(
-            f"{what} has numbers with a decimal point and with a decimal comma, such as {shown(point)} and "
-            f"{shown(comma)}; write them alike"
+            f"{what} has numbers with a decimal point and with a decimal comma, such as "
+            f"{shown(point)} and {shown(comma)}; write them alike"
         )
 
 
@@ -472,7 +528,10 @@ def _report_row_numbers(sheets: Sequence[Sheet], roles: ColumnRoles, report: Rep
         if name in (*roles.targets, *roles.as_texts):
             continue
         if all(_numbers_rows(sheet.table, name) for sheet in sheets):
-            report.add(f"column {name!r} numbers the rows, but is an input (drop = [{name!r}] leaves it out)")
+            report.add(
+                f"column {name!r} numbers the rows, but is an input (drop = [{name!r}] leaves it "
+                "out)"
+            )
 
 
 def _numbers_rows(table: Table, name: str) -> bool:

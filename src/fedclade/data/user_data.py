@@ -13,7 +13,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fedclade.core import ConfigError, DataError, Indices, TaskKind, checked, require, rng, shown, unknown
+from fedclade.core import (
+    ConfigError,
+    DataError,
+    Indices,
+    TaskKind,
+    checked,
+    require,
+    rng,
+    shown,
+    unknown,
+)
 from fedclade.data.agreement import DataSource, Encoding, Proposal, frequent_first
 from fedclade.data.arrays import InputKind, check_input_kind, inputs_as, outputs_of
 from fedclade.data.client_data import Augment, augment_of
@@ -43,9 +53,10 @@ def pool_from_torch(
     Parameters
     ----------
     dataset
-        Examples to train on. All ``x`` are tensors or arrays of one shape: bytes become uint8 images (scaled to [0, 1]
-        on the way to the model), other whole numbers int64 tokens, the rest float32. Labels may be whole numbers of any
-        type; for the targets of other tasks see :class:`Pool`.
+        Examples to train on. All ``x`` are tensors or arrays of one shape: bytes become uint8
+        images (scaled to [0, 1] on the way to the model), other whole numbers int64 tokens, the
+        rest float32. Labels may be whole numbers of any type; for the targets of other tasks see
+        :class:`Pool`.
     test
         Examples to test on; None lets every client hold back a part of its own examples.
     name
@@ -60,10 +71,12 @@ def pool_from_torch(
     ConfigError
         If ``inputs_are`` is unknown.
     DataError
-        If there are no examples, they are not pairs, inputs differ in shape or kind, or a target is not as the task has
-        it, such as a label that is no whole number ≥ 0.
+        If there are no examples, they are not pairs, inputs differ in shape or kind, or a target is
+        not as the task has it, such as a label that is no whole number ≥ 0.
     """
-    given = {f"data set {name!r}": dataset} | ({} if test is None else {f"test data of {name!r}": test})
+    given = {f"data set {name!r}": dataset} | (
+        {} if test is None else {f"test data of {name!r}": test}
+    )
     read = read_parts(given, task)
     train, *tested = read.parts
     check_input_kind(inputs_are)
@@ -94,8 +107,8 @@ def one_client(
     train, test, validation
         Map-style torch data sets of pairs ``(x, y)``, as :func:`pool_from_torch` takes them.
     labels
-        Number of labels among all clients: a client that lacks the last of them needs the same model as the others. For
-        language data the size of the vocabulary; left out for other tasks.
+        Number of labels among all clients: a client that lacks the last of them needs the same
+        model as the others. For language data the size of the vocabulary; left out for other tasks.
     task
         What the targets are.
     name
@@ -112,8 +125,8 @@ def one_client(
     ConfigError
         If ``labels`` is missing, or there are none; or if ``inputs_are`` is unknown.
     DataError
-        If a data set cannot be read, or does not look like ``train``, a label is not below ``labels``, or the key is
-        negative.
+        If a data set cannot be read, or does not look like ``train``, a label is not below
+        ``labels``, or the key is negative.
 
     Examples
     --------
@@ -132,7 +145,8 @@ def one_client(
     trained, tested, *validated = read.parts
     if labels is not None and (needed := outputs_of(read.y, task)) > labels:
         raise DataError(
-            f"client {name!r} has examples of label {needed - 1}, so labels should be above that, got {labels}"
+            f"client {name!r} has examples of label {needed - 1}, so labels should be above that, "
+            f"got {labels}"
         )
     if key < 0:
         raise DataError(f"the key of client {name!r} should be at least 0, got {key}")
@@ -148,7 +162,8 @@ def _numbers(read: Examples) -> torch.Tensor:
     if isinstance(read.x, torch.Tensor):
         return read.x
     raise ConfigError(
-        "inputs should be numbers, got texts; fedclade.federation makes a vocabulary of all clients' texts"
+        "inputs should be numbers, got texts; fedclade.federation makes a vocabulary of all "
+        "clients' texts"
     )
 
 
@@ -175,22 +190,26 @@ class OwnSettings:
     Parameters
     ----------
     test_fraction, validation_fraction
-        Part of its training examples that a client sets aside, where it brings no test or validation data.
+        Part of its training examples that a client sets aside, where it brings no test or
+        validation data.
     samples_per_client
         Keep at most so many of the training examples of each client (what it sets aside included).
     standardize
-        Scale each column of inputs ``[N, F]`` by mean and deviation of the training examples: each ``client`` by its
-        own, or all alike by those of the whole federation (``federated``), from sums that clients could send. Columns
-        that are 0 or 1 everywhere stay.
+        Scale each column of inputs ``[N, F]`` by mean and deviation of the training examples: each
+        ``client`` by its own, or all alike by those of the whole federation (``federated``), from
+        sums that clients could send. Columns that are 0 or 1 everywhere stay.
     augment
         A function of a batch of inputs, or its ``module:function``; see :class:`Federation`.
     max_words, vocabulary_size
-        Texts are cut or filled up to so many words, of the most frequent ones in the training texts; as int64 tokens.
+        Texts are cut or filled up to so many words, of the most frequent ones in the training
+        texts; as int64 tokens.
     inputs_are
-        ``tokens``, such as of text, which become int64; ``numbers``, which become float32; ``auto``: bytes are pixels,
-        and other whole numbers are tokens if the model takes whole numbers (its first layer is an embedding).
+        ``tokens``, such as of text, which become int64; ``numbers``, which become float32;
+        ``auto``: bytes are pixels, and other whole numbers are tokens if the model takes whole
+        numbers (its first layer is an embedding).
     newcomers, newcomer_samples
-        So many of the clients, drawn at random, are held back from training, and keep at most so many examples.
+        So many of the clients, drawn at random, are held back from training, and keep at most so
+        many examples.
     seed
         Of what is set aside, kept and held back.
 
@@ -218,11 +237,26 @@ class OwnSettings:
         if self.standardize not in get_args(Standardize):
             raise ConfigError(unknown("standardize", self.standardize, get_args(Standardize)))
         require(
-            ("test_fraction", self.test_fraction, 0 < self.test_fraction < 1, "greater than 0 and less than 1"),
-            ("validation_fraction", self.validation_fraction, 0 <= self.validation_fraction < 1, "in [0, 1)"),
+            (
+                "test_fraction",
+                self.test_fraction,
+                0 < self.test_fraction < 1,
+                "greater than 0 and less than 1",
+            ),
+            (
+                "validation_fraction",
+                self.validation_fraction,
+                0 <= self.validation_fraction < 1,
+                "in [0, 1)",
+            ),
             ("samples_per_client", samples, samples is None or samples >= 2, "at least 2"),
             ("max_words", self.max_words, self.max_words >= 1, "at least 1"),
-            ("vocabulary_size", self.vocabulary_size, self.vocabulary_size > len(SPECIALS), f"above {len(SPECIALS)}"),
+            (
+                "vocabulary_size",
+                self.vocabulary_size,
+                self.vocabulary_size > len(SPECIALS),
+                f"above {len(SPECIALS)}",
+            ),
             ("newcomers.clients", self.newcomers, self.newcomers >= 0, "at least 0"),
             ("newcomers.samples_per_client", few, few is None or few >= 2, "at least 2"),
             ("seed", self.seed, self.seed >= 0, "at least 0"),
@@ -256,12 +290,13 @@ def federation(
     Parameters
     ----------
     clients
-        By name: ``(train, test)`` or ``(train, validation, test)``, or ``train`` alone. Each is a map-style torch data
-        set of pairs ``(x, y)``, or a pair ``(x, y)`` of arrays or tensors, ``x`` perhaps a list of texts. Where there
-        is no test data, or it is None, a client holds back some of its training examples.
+        By name: ``(train, test)`` or ``(train, validation, test)``, or ``train`` alone. Each is a
+        map-style torch data set of pairs ``(x, y)``, or a pair ``(x, y)`` of arrays or tensors,
+        ``x`` perhaps a list of texts. Where there is no test data, or it is None, a client holds
+        back some of its training examples.
     task
-        What the targets are. If left out: whole numbers are labels (``classification``), other numbers those of a
-        ``regression``; ``binary`` and ``multilabel`` have to be said.
+        What the targets are. If left out: whole numbers are labels (``classification``), other
+        numbers those of a ``regression``; ``binary`` and ``multilabel`` have to be said.
     name
         Of the data, for people.
     labels
@@ -269,8 +304,9 @@ def federation(
     true_clusters
         By name, where they are known; for scoring only.
     schema
-        For texts: a :class:`DataSchema` with the words of the vocabulary, or the path of a JSON file with one. By
-        default, the words of the training texts. Over a network all clients then agree on one vocabulary.
+        For texts: a :class:`DataSchema` with the words of the vocabulary, or the path of a JSON
+        file with one. By default, the words of the training texts. Over a network all clients then
+        agree on one vocabulary.
     **options
         Fields of :class:`~fedclade.data.OwnSettings`, such as ``standardize="federated"``.
 
@@ -293,7 +329,9 @@ def federation(
     settings = OwnSettings(**options)
     declared = read_declared(schema)
     if not isinstance(clients, Mapping) or not clients:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise DataError(f"clients should be a mapping of names to data, of at least 1, got {shown(clients)}")
+        raise DataError(
+            f"clients should be a mapping of names to data, of at least 1, got {shown(clients)}"
+        )
     parts = {client: _splits(client, data) for client, data in clients.items()}
     given = {
         f"{split} data of {client!r}": data
@@ -304,15 +342,27 @@ def federation(
     read = read_parts(given, task)
     rows = dict(zip(given, read.parts, strict=True))
     held = [
-        Held(client, *(rows.get(f"{split} data of {client!r}") for split in ("training", "validation", "test")))  # pyright: ignore[reportArgumentType]
+        Held(
+            client,
+            *(
+                rows.get(f"{split} data of {client!r}")
+                for split in ("training", "validation", "test")
+            ),
+        )  # pyright: ignore[reportArgumentType]
         for client in parts
     ]
 
     if isinstance(read.x, Tensor):
         if declared is not None:
-            raise ConfigError("a schema of federation() is for texts, got inputs that are numbers; leave it out")
-        return own_federation(held, read.x, read.y, settings, true_clusters, name=name, task=read.task, outputs=labels)
-    source = TextSource(held, read.x, read.y, settings, true_clusters, name, read.task, labels, declared)
+            raise ConfigError(
+                "a schema of federation() is for texts, got inputs that are numbers; leave it out"
+            )
+        return own_federation(
+            held, read.x, read.y, settings, true_clusters, name=name, task=read.task, outputs=labels
+        )
+    source = TextSource(
+        held, read.x, read.y, settings, true_clusters, name, read.task, labels, declared
+    )
     return source.federation()
 
 
@@ -396,15 +446,17 @@ def own_federation(
 ) -> Federation:
     """Set aside what clients bring no data for, hold newcomers back, and make the pool and the federation.
 
-    Texts are encoded by the vocabulary ``words``, or if that is empty by the words of the training texts. Clients draw
-    by keys from ``first_key`` on.
+    Texts are encoded by the vocabulary ``words``, or if that is empty by the words of the training
+    texts. Clients draw by keys from ``first_key`` on.
     """
     n = len(held) - settings.newcomers
     rule = f"below the number of clients ({len(held)})"
     require(("newcomers.clients", settings.newcomers, n >= 1, rule))
     late = set(rng.generator(settings.seed, "newcomers").permutation(len(held))[n:].tolist())
     places = [*(k for k in range(len(held)) if k not in late), *sorted(late)]
-    members = [_client(i, first_key + k, held[k], settings, newcomer=i >= n) for i, k in enumerate(places)]
+    members = [
+        _client(i, first_key + k, held[k], settings, newcomer=i >= n) for i, k in enumerate(places)
+    ]
     train = np.concatenate([client.train for client in members[:n]])
     test = np.concatenate([client.test for client in members[:n]])
     vocabulary: tuple[str, ...] = ()
@@ -430,7 +482,9 @@ def _tokens(
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Return texts as tokens ``[N, max_words]``, and their vocabulary, by default that of the training texts."""
     words = [split_words(text) for text in texts]
-    vocabulary = vocabulary or build_vocabulary([words[row] for row in train], settings.vocabulary_size)
+    vocabulary = vocabulary or build_vocabulary(
+        [words[row] for row in train], settings.vocabulary_size
+    )
     return torch.from_numpy(pad(encode(words, vocabulary), settings.max_words)), vocabulary
 
 
@@ -457,7 +511,8 @@ def _client(number: int, key: int, held: Held, settings: OwnSettings, newcomer: 
         train = rng.generator(seed, "samples_per_client", key).permutation(train)[:limit]
     if (few := len(train)) < (needed := 1 + (test is None)):
         raise DataError(
-            f"client {held.name!r} has {few} example{'s' if few > 1 else ''}, but needs {needed}: one to train on"
+            f"client {held.name!r} has {few} example{'s' if few > 1 else ''}, but needs {needed}: "
+            "one to train on"
             + (", one to be tested on; leave it out, or give it test data" if needed > 1 else "")
         )
     if test is None:
@@ -465,21 +520,27 @@ def _client(number: int, key: int, held: Held, settings: OwnSettings, newcomer: 
     if validation is None:
         validation = train[:0]
         if settings.validation_fraction:
-            train, validation = set_aside(train, settings.validation_fraction, "validation", seed, key)
+            train, validation = set_aside(
+                train, settings.validation_fraction, "validation", seed, key
+            )
     return ClientData(number, held.name, key, train, validation, test)
 
 
 def _truth(members: Sequence[ClientData], true_clusters: Mapping[str, int]) -> Mapping[str, int]:
     names = {client.name for client in members}
     if odd := sorted(names ^ set(true_clusters)):
-        raise DataError(f"true_clusters should name every client exactly once; these do not match: {shown(odd)}")
+        raise DataError(
+            f"true_clusters should name every client exactly once; these do not match: {shown(odd)}"
+        )
     return true_clusters
 
 
 def _splits(client: str, data: Any) -> Mapping[str, Any]:
     """Return what a client brings, by split; None is what it does not bring."""
     whole = data if isinstance(data, tuple) else (data,)
-    if 1 <= len(whole) <= 3 and all(part is None or is_dataset(part) or is_pair(part) for part in whole):
+    if 1 <= len(whole) <= 3 and all(
+        part is None or is_dataset(part) or is_pair(part) for part in whole
+    ):
         train, *between, test = whole if len(whole) > 1 else (*whole, None)
     elif is_pair(data):
         train, between, test = data, [], None
@@ -487,8 +548,8 @@ def _splits(client: str, data: Any) -> Mapping[str, Any]:
         train, between, test = None, [], None
     if train is None:
         raise DataError(
-            f"the data of client {client!r} should be (train, test), each a torch data set or a pair (x, y) of arrays, "
-            f"got {_kinds(data)}"
+            f"the data of client {client!r} should be (train, test), each a torch data set or a "
+            f"pair (x, y) of arrays, got {_kinds(data)}"
         )
     return {"training": train, "validation": between[0] if between else None, "test": test}
 

@@ -23,8 +23,9 @@ Pixels = NDArray[np.uint8]
 class Transform(Protocol):
     """How images look: ``transform(images, labels, rows)`` returns uint8 images ``[n, C, H, W]``.
 
-    ``images`` are the pool's, uint8 ``[n, C, H, W]``, ``labels`` theirs, and ``rows`` their places in the pool. What it
-    returns of one image does not depend on the others, and has the same number of channels for all views of a shift.
+    ``images`` are the pool's, uint8 ``[n, C, H, W]``, ``labels`` theirs, and ``rows`` their places
+    in the pool. What it returns of one image does not depend on the others, and has the same number
+    of channels for all views of a shift.
     """
 
     def __call__(self, images: Pixels, labels: Indices, rows: Indices) -> Pixels:
@@ -37,10 +38,14 @@ class Transform(Protocol):
 class View:
     """How the clients of one cluster see the pool."""
 
-    label_map: Tensor | None = None  # int64 [outputs]: where the pool has label y, they see label_map[y]
+    label_map: Tensor | None = (
+        None  # int64 [outputs]: where the pool has label y, they see label_map[y]
+    )
     quarter_turns: int = 0  # their images are turned by so many times 90°, counter-clockwise
     transform: Transform | None = None  # how their images look, before they are turned
-    classes: tuple[int, ...] | None = None  # the only labels of the pool that they have, drawn again for the others
+    classes: tuple[int, ...] | None = (
+        None  # the only labels of the pool that they have, drawn again for the others
+    )
 
     @property
     def key(self) -> tuple[Hashable, ...]:
@@ -54,7 +59,10 @@ class View:
             return indices
         kept = indices[np.isin(pool.y.numpy()[indices], self.classes)]
         if not len(kept):
-            raise DataError(f"none of {len(indices)} examples of {pool.name} is of the classes {list(self.classes)}")
+            raise DataError(
+                f"none of {len(indices)} examples of {pool.name} is of the classes "
+                f"{list(self.classes)}"
+            )
         return np.concatenate([kept, draw.choice(kept, len(indices) - len(kept))])
 
 
@@ -62,16 +70,16 @@ def require_images(pool: Pool, name: str) -> None:
     """Check that a shift can change how inputs look: a DataError unless they are images of whole bytes."""
     if pool.x.dtype != torch.uint8 or pool.x.dim() != 4:
         raise DataError(
-            f"shift {name!r} needs images of whole bytes, uint8 [C, H, W], but inputs of {pool.name} are "
-            f"{pool.x.dtype} {list(pool.input_shape)}"
+            f"shift {name!r} needs images of whole bytes, uint8 [C, H, W], but inputs of "
+            f"{pool.name} are {pool.x.dtype} {list(pool.input_shape)}"
         )
 
 
 def turned(images: Pixels, degrees: float) -> Pixels:
     """Return images ``[n, C, H, W]`` turned counter-clockwise as PIL's ``Image.rotate`` does by default.
 
-    By nearest neighbours, of the same size, black where there was nothing; in PIL's fixed-point numbers, so that every
-    pixel is the same.
+    By nearest neighbours, of the same size, black where there was nothing; in PIL's fixed-point
+    numbers, so that every pixel is the same.
     """
     degrees %= 360
     height, width = images.shape[2:]
@@ -129,8 +137,13 @@ class Noisy:
     def __call__(self, images: Pixels, labels: Indices, rows: Indices) -> Pixels:
         """Return the images."""
         shape = images.shape[1:]
-        noise = [rng.generator(self.seed, "noise", row).standard_normal(shape, np.float32) for row in rows.tolist()]
-        return np.clip(np.rint(images + 255 * self.sigma * np.stack(noise)), 0, 255).astype(np.uint8)
+        noise = [
+            rng.generator(self.seed, "noise", row).standard_normal(shape, np.float32)
+            for row in rows.tolist()
+        ]
+        return np.clip(np.rint(images + 255 * self.sigma * np.stack(noise)), 0, 255).astype(
+            np.uint8
+        )
 
 
 @dataclass(frozen=True)
@@ -189,10 +202,14 @@ def colour(pool: Pool, clusters: int, seed: int) -> list[View]:
 def thickness(pool: Pool, clusters: int, seed: int, *, strength: int = 1) -> list[View]:
     """Leave strokes as they are, widen them, and make them narrower, by so many pixels on each side."""
     require(("strength", strength, strength >= 1, "at least 1"))
-    return _views("thickness", pool, clusters, 3, lambda j: Thick(strength if j == 1 else -strength))
+    return _views(
+        "thickness", pool, clusters, 3, lambda j: Thick(strength if j == 1 else -strength)
+    )
 
 
-def _views(name: str, pool: Pool, clusters: int, most: int, transform: Callable[[int], object]) -> list[View]:
+def _views(
+    name: str, pool: Pool, clusters: int, most: int, transform: Callable[[int], object]
+) -> list[View]:
     """Return the view of each cluster; that of the first is plain."""
     require_images(pool, name)
     require(("clusters", clusters, clusters <= most, f"at most {most} with shift {name!r}"))
@@ -264,7 +281,9 @@ def check_level(level: int) -> None:
     require(("level", level, 1 <= level <= LEVELS, f"from 1 to {LEVELS}"))
 
 
-def anda(pool: Pool, clients: int, seed: int, *, kind: Kind = "P(Y|X)", level: int = LEVELS) -> list[View]:
+def anda(
+    pool: Pool, clients: int, seed: int, *, kind: Kind = "P(Y|X)", level: int = LEVELS
+) -> list[View]:
     """Draw how each client sees a pool.
 
     Parameters
@@ -282,12 +301,17 @@ def anda(pool: Pool, clients: int, seed: int, *, kind: Kind = "P(Y|X)", level: i
     if kind in ("P(X)", "P(X|Y)"):
         require_images(pool, "anda")
         if pool.input_shape[0] not in (1, 3):
-            raise DataError(f"shift 'anda' needs images of 1 or 3 channels, and {pool.name} has {pool.input_shape[0]}")
+            raise DataError(
+                f"shift 'anda' needs images of 1 or 3 channels, and {pool.name} has "
+                f"{pool.input_shape[0]}"
+            )
     purpose = f"anda {kind}"
     bank = rng.generator(seed, purpose, level)
     some = np.sort(bank.permutation(pool.outputs)[: min(level, pool.outputs)]).tolist()
     kept = max(1, pool.outputs + 1 - level)
-    sets = [tuple(np.sort(bank.permutation(pool.outputs)[:kept]).tolist()) for _ in range(CLASS_SETS)]
+    sets = [
+        tuple(np.sort(bank.permutation(pool.outputs)[:kept]).tolist()) for _ in range(CLASS_SETS)
+    ]
     views: list[View] = []
     for client in range(clients):
         draw = rng.generator(seed, purpose, level, client + 1)
@@ -295,7 +319,13 @@ def anda(pool: Pool, clients: int, seed: int, *, kind: Kind = "P(Y|X)", level: i
             angles, colours = ANGLES[level - 1], COLOURS[level - 1]
             degrees = int(draw.integers(angles)) * 360 / angles
             channel = int(draw.integers(colours)) if colours > 1 else None
-            views.append(View(transform=Turned(tuple((label, degrees) for label in range(pool.outputs)), channel)))
+            views.append(
+                View(
+                    transform=Turned(
+                        tuple((label, degrees) for label in range(pool.outputs)), channel
+                    )
+                )
+            )
         elif kind == "P(Y)":
             views.append(View(classes=sets[int(draw.integers(CLASS_SETS))]))
         elif kind == "P(Y|X)":
@@ -303,5 +333,9 @@ def anda(pool: Pool, clients: int, seed: int, *, kind: Kind = "P(Y|X)", level: i
             label_map[some] = torch.from_numpy(draw.permutation(some))
             views.append(View(label_map=label_map))
         else:
-            views.append(View(transform=Turned(tuple((label, 90.0 * int(draw.integers(4))) for label in some))))
+            views.append(
+                View(
+                    transform=Turned(tuple((label, 90.0 * int(draw.integers(4))) for label in some))
+                )
+            )
     return views

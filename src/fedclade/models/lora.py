@@ -15,7 +15,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedclade.core import ConfigError, ModelError, checked, fitting, matching, require, shown, write_tensors
+from fedclade.core import (
+    ConfigError,
+    ModelError,
+    checked,
+    fitting,
+    matching,
+    require,
+    shown,
+    write_tensors,
+)
 
 
 @checked()
@@ -23,15 +32,15 @@ from fedclade.core import ConfigError, ModelError, checked, fitting, matching, r
 class LoRA:
     """Low-rank adaptation (Hu et al. 2021, arXiv:2106.09685) of the dense layers of a model that else rests.
 
-    A layer gives W₀·x + α/r · B·A·x (their eq. 3, and section 4.1 for α): W₀ rests, A ``[r, inputs]`` and B ``[outputs,
-    r]`` are trained. The names are peft's, ``lora_A`` and ``lora_B``, and so is how they begin: A as a dense layer's
-    weight, B as zeros.
+    A layer gives W₀·x + α/r · B·A·x (their eq. 3, and section 4.1 for α): W₀ rests, A ``[r,
+    inputs]`` and B ``[outputs, r]`` are trained. The names are peft's, ``lora_A`` and ``lora_B``,
+    and so is how they begin: A as a dense layer's weight, B as zeros.
 
     Parameters
     ----------
     targets
-        Patterns over the names of dense layers, at least one. Only an ``nn.Linear`` takes an adapter: a convolution or
-        an embedding is named in ``train``, or rests.
+        Patterns over the names of dense layers, at least one. Only an ``nn.Linear`` takes an
+        adapter: a convolution or an embedding is named in ``train``, or rests.
     rank, alpha
         r and α.
     train
@@ -54,7 +63,12 @@ class LoRA:
     def __post_init__(self) -> None:
         require(
             ("model.adapter.kind", self.kind, self.kind == "lora", "'lora'"),
-            ("model.adapter.targets", self.targets, len(self.targets) > 0, "at least one pattern, such as 'fc*'"),
+            (
+                "model.adapter.targets",
+                self.targets,
+                len(self.targets) > 0,
+                "at least one pattern, such as 'fc*'",
+            ),
             ("model.adapter.rank", self.rank, self.rank >= 1, "at least 1"),
             ("model.adapter.alpha", self.alpha, self.alpha > 0, "greater than 0"),
         )
@@ -62,18 +76,23 @@ class LoRA:
     def added_to(self, module: nn.Module) -> None:
         """Put adapters around the layers that are matched, and let all else rest but what is trained besides.
 
-        What a layer's forward draws stays: dropout is on in training. A's entries are drawn from torch's generator.
+        What a layer's forward draws stays: dropout is on in training. A's entries are drawn from
+        torch's generator.
 
         Raises
         ------
         ConfigError
             If a pattern matches nothing, or layers of another kind alone.
         """
-        dense = [name for name, layer in module.named_modules() if name and type(layer) is nn.Linear]
+        dense = [
+            name for name, layer in module.named_modules() if name and type(layer) is nn.Linear
+        ]
         self._check_kinds(module, dense)
         names = matching(self.targets, dense, "model.adapter.targets", "dense layer")
         parameters = dict(module.named_parameters(remove_duplicate=False))
-        trained = {id(parameters[name]) for name in matching(self.train, parameters, "model.adapter.train")}
+        trained = {
+            id(parameters[name]) for name in matching(self.train, parameters, "model.adapter.train")
+        }
         for parameter in parameters.values():
             parameter.requires_grad_(id(parameter) in trained)
         for name in names:
@@ -81,16 +100,23 @@ class LoRA:
             place = module.get_submodule(parent)
             setattr(place, attribute, LoRALinear(module.get_submodule(name), self.rank, self.alpha))
             if isinstance(place, nn.TransformerEncoderLayer):
-                place.activation_relu_or_gelu = 0  # no fast path: it reads the weights, and would miss the adapters
+                place.activation_relu_or_gelu = (
+                    0  # no fast path: it reads the weights, and would miss the adapters
+                )
 
     def _check_kinds(self, module: nn.Module, dense: Sequence[str]) -> None:
         """Check that no target names only layers that are not dense: they would be left without adapters."""
-        layers = {name: type(layer).__name__ for name, layer in module.named_modules() if [*layer.parameters(False)]}
+        layers = {
+            name: type(layer).__name__
+            for name, layer in module.named_modules()
+            if [*layer.parameters(False)]
+        }
         for target in self.targets:
             if not fitting(target, dense) and (others := fitting(target, layers)):
                 raise ConfigError(
-                    f"model.adapter.targets = {shown(target)} names {others[0]!r}, which is of type "
-                    f"{layers[others[0]]}, and adapters go around nn.Linear alone; the model has "
+                    f"model.adapter.targets = {shown(target)} names {others[0]!r}, which is of "
+                    f"type {layers[others[0]]}, and adapters go around nn.Linear alone; the model "
+                    "has "
                     f"{', '.join(map(repr, dense[:5])) or 'none'}{', ...' if len(dense) > 5 else ''}"
                 )
 
@@ -122,7 +148,12 @@ NAME_OF_ADAPTER = re.compile(r"(?<=\.lora_[AB])\.[^.]+(?=\.weight$)|\.modules_to
 """What peft's parameters are called in memory and not in a file."""
 
 PLAIN: Mapping[str, tuple[Any, ...]] = {
-    **{"peft_type": ("LORA",), "bias": ("none",), "layers_to_transform": (None,), "fan_in_fan_out": (False,)},
+    **{
+        "peft_type": ("LORA",),
+        "bias": ("none",),
+        "layers_to_transform": (None,),
+        "fan_in_fan_out": (False,),
+    },
     **dict.fromkeys(("use_dora", "use_rslora", "use_qalora", "lora_bias"), (False, None)),
     **{name: ({}, None) for name in ("rank_pattern", "alpha_pattern")},
 }
@@ -131,7 +162,10 @@ PLAIN: Mapping[str, tuple[Any, ...]] = {
 
 @checked()
 def save_adapter(
-    folder: str | Path, tensors: Mapping[str, Tensor], alpha: float, header: Mapping[str, str] | None = None
+    folder: str | Path,
+    tensors: Mapping[str, Tensor],
+    alpha: float,
+    header: Mapping[str, str] | None = None,
 ) -> Path:
     """Write an adapter as peft does, for ``peft.PeftModel.from_pretrained`` and :func:`load_adapter`.
 
@@ -140,8 +174,9 @@ def save_adapter(
     folder
         To make, or to write into.
     tensors
-        What is trained, by name: ``...lora_A.weight``, ``...lora_B.weight``, and parameters of other layers. Such as
-        ``layout.unflatten(vector)`` of a run's :class:`~fedclade.core.Layout`. The names may be those of a PeftModel.
+        What is trained, by name: ``...lora_A.weight``, ``...lora_B.weight``, and parameters of
+        other layers. Such as ``layout.unflatten(vector)`` of a run's
+        :class:`~fedclade.core.Layout`. The names may be those of a PeftModel.
     alpha
         α of the low-rank pairs.
     header
@@ -152,21 +187,44 @@ def save_adapter(
     ModelError
         If there are no low-rank pairs among the tensors, or some of another rank.
     """
-    named = {NAME_OF_ADAPTER.sub("", name.removeprefix(PREFIX)): tensor for name, tensor in tensors.items()}
-    pairs = {name.removesuffix(".lora_A.weight"): t for name, t in named.items() if name.endswith(".lora_A.weight")}
+    named = {
+        NAME_OF_ADAPTER.sub("", name.removeprefix(PREFIX)): tensor
+        for name, tensor in tensors.items()
+    }
+    pairs = {
+        name.removesuffix(".lora_A.weight"): t
+        for name, t in named.items()
+        if name.endswith(".lora_A.weight")
+    }
     others = {name.rpartition(".")[0] for name in named if ".lora_" not in name}
     ranks = sorted({len(tensor) for tensor in pairs.values()})
     if len(ranks) != 1:
-        raise ModelError(f"an adapter has low-rank pairs lora_A and lora_B of one rank, got ranks {ranks}")
+        raise ModelError(
+            f"an adapter has low-rank pairs lora_A and lora_B of one rank, got ranks {ranks}"
+        )
     config = {
-        **{"peft_type": "LORA", "r": ranks[0], "lora_alpha": alpha, "lora_dropout": 0.0, "bias": "none"},
+        **{
+            "peft_type": "LORA",
+            "r": ranks[0],
+            "lora_alpha": alpha,
+            "lora_dropout": 0.0,
+            "bias": "none",
+        },
         **{"target_modules": sorted(pairs), "modules_to_save": sorted(others) or None},
-        **{"task_type": None, "base_model_name_or_path": None, "inference_mode": True, "fan_in_fan_out": False},
+        **{
+            "task_type": None,
+            "base_model_name_or_path": None,
+            "inference_mode": True,
+            "fan_in_fan_out": False,
+        },
         **{"init_lora_weights": True, "use_rslora": False, "use_dora": False},
     }
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    copies = {f"{PREFIX}{name}": tensor.detach().cpu().clone().contiguous() for name, tensor in named.items()}
+    copies = {
+        f"{PREFIX}{name}": tensor.detach().cpu().clone().contiguous()
+        for name, tensor in named.items()
+    }
     write_tensors(path / "adapter_model.safetensors", copies, {"format": "pt", **(header or {})})
     (path / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
     return path
@@ -176,39 +234,58 @@ def save_adapter(
 def load_adapter(folder: str | Path, base: nn.Module) -> nn.Module:
     """Return a copy of a model with the adapter of a folder, as peft or :func:`save_adapter` wrote it.
 
-    The base rests, and what the adapter has is trained: so it is a model for :func:`fedclade.simulate` to begin with.
+    The base rests, and what the adapter has is trained: so it is a model for
+    :func:`fedclade.simulate` to begin with.
 
     Raises
     ------
     ModelError
-        If the folder holds no such adapter, or one of another model or another kind than LoRA's plain one.
+        If the folder holds no such adapter, or one of another model or another kind than LoRA's
+        plain one.
     """
     path = Path(folder)
     try:
         config = json.loads((path / "adapter_config.json").read_text())
         tensors = load_file(path / "adapter_model.safetensors")
-        rank, alpha, targets = int(config["r"]), float(config["lora_alpha"]), config["target_modules"]
+        rank, alpha, targets = (
+            int(config["r"]),
+            float(config["lora_alpha"]),
+            config["target_modules"],
+        )
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise ModelError(f"no adapter can be read from {path}: {type(error).__name__}: {error}") from error
+        raise ModelError(
+            f"no adapter can be read from {path}: {type(error).__name__}: {error}"
+        ) from error
     for key, values in PLAIN.items():
         if key in config and config[key] not in values:
-            raise ModelError(f"the adapter in {path} has {key} = {shown(config[key])}, expected {values[0]!r}")
+            raise ModelError(
+                f"the adapter in {path} has {key} = {shown(config[key])}, expected {values[0]!r}"
+            )
     if not isinstance(targets, list):  # a regular expression
-        raise ModelError(f"the adapter in {path} should list its target_modules, got {shown(targets)}")
+        raise ModelError(
+            f"the adapter in {path} should list its target_modules, got {shown(targets)}"
+        )
     module = copy.deepcopy(base)
     dense = [name for name, layer in module.named_modules() if name and type(layer) is nn.Linear]
     named = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
     adapted = tuple(name for name in dense if f"{name}.lora_A.weight" in named)
-    others = tuple(name for name, _ in module.named_parameters(remove_duplicate=False) if name in named)
+    others = tuple(
+        name for name, _ in module.named_parameters(remove_duplicate=False) if name in named
+    )
     LoRA(targets=adapted or tuple(targets), rank=rank, alpha=alpha, train=others).added_to(module)
     parameters = dict(module.named_parameters(remove_duplicate=False))
     missing = [name for name, p in parameters.items() if p.requires_grad and name not in named]
     if strange := [*(name for name in named if name not in parameters), *missing]:
-        raise ModelError(f"the adapter in {path} does not fit the model: {shown(strange[0])} is in one of them alone")
+        raise ModelError(
+            f"the adapter in {path} does not fit the model: {shown(strange[0])} is in one of them "
+            "alone"
+        )
     with torch.no_grad():
         for name, tensor in named.items():
             if tensor.shape != parameters[name].shape:
                 shapes = tuple(tensor.shape), tuple(parameters[name].shape)
-                raise ModelError(f"the adapter in {path} has {name} of shape {shapes[0]}, the model {shapes[1]}")
+                raise ModelError(
+                    f"the adapter in {path} has {name} of shape {shapes[0]}, the model {shapes[1]}"
+                )
             parameters[name].copy_(tensor)
     return module

@@ -32,11 +32,12 @@ class Parts:
     freeze
         What rests: the same for all clients, never sent, averaged or compared; see :func:`freeze`.
     personal
-        What stays with a client, in a vector of its own; see :class:`~fedclade.core.Layout`. In place of a list of
-        patterns one word may say it, a :data:`Preset`: ``head``, ``body`` or ``norm``.
+        What stays with a client, in a vector of its own; see :class:`~fedclade.core.Layout`. In
+        place of a list of patterns one word may say it, a :data:`Preset`: ``head``, ``body`` or
+        ``norm``.
     common
-        What all clusters have in common: it is averaged over all of them, as if they were one; the rest of the model is
-        each cluster's own. Patterns, or a :data:`Preset`.
+        What all clusters have in common: it is averaged over all of them, as if they were one; the
+        rest of the model is each cluster's own. Patterns, or a :data:`Preset`.
     adapter
         What is trained in place of the model, as a value or as the ``[model]`` section has it.
     """
@@ -58,7 +59,11 @@ class Parts:
     @classmethod
     def of(cls, section: Mapping[str, Any]) -> Parts:
         """Return the parts that a ``[model]`` section names."""
-        return cls(**check_arguments("[model]", cls, {key: section[key] for key in PARTS if key in section}))
+        return cls(
+            **check_arguments(
+                "[model]", cls, {key: section[key] for key in PARTS if key in section}
+            )
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Return what a ``[model]`` section says of parts: nothing of those that are not there."""
@@ -111,7 +116,9 @@ class Parts:
             return None
         layout = self.layout(module)
         slots = {slot.name: slot for slot in (*layout.parameters, *layout.buffers)}
-        places = {name: name for name in slots} | {name: place for name, place in layout.tied if place in slots}
+        places = {name: name for name in slots} | {
+            name: place for name, place in layout.tied if place in slots
+        }
         names = _named(module, self.common, "common")
         if isinstance(self.common, str):  # a preset does not know which parts are personal
             names = [name for name in names if name in slots]
@@ -120,7 +127,9 @@ class Parts:
             slot = slots[places[name]]
             entries[slot.start : slot.stop] = True
         if entries[: layout.n_parameters].all():
-            raise ConfigError("model.common leaves the clusters no parameters of their own; take less, or FedAvg")
+            raise ConfigError(
+                "model.common leaves the clusters no parameters of their own; take less, or FedAvg"
+            )
         return entries if entries.any() else None
 
 
@@ -137,20 +146,25 @@ def _named(module: nn.Module, part: tuple[str, ...] | Preset, key: str) -> tuple
     if part == "norm":
         layers = [name for name in of_layer if isinstance(module.get_submodule(name), NORMS)]
         if not layers:
-            raise ConfigError(f"model.{key} = 'norm', but the model has no normalisation layer to train")
+            raise ConfigError(
+                f"model.{key} = 'norm', but the model has no normalisation layer to train"
+            )
     else:
         trained = {slot.name for slot in layout.parameters}
         order = (name for name, _ in module.named_modules(remove_duplicate=False))
         layers = [name for name in order if trained.intersection(of_layer.get(name, ()))][-1:]
     chosen = {place for name in layers for place in of_layer[name]}
-    return tuple(name for name in dict.fromkeys(known.values()) if (name in chosen) != (part == "body"))
+    return tuple(
+        name for name in dict.fromkeys(known.values()) if (name in chosen) != (part == "body")
+    )
 
 
 def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
     """Let those parameters and buffers of a module rest whose names a pattern matches.
 
-    Parameters are trained no more. Parts of which that leaves nothing to train go into evaluation mode, with their
-    dropout and the statistics of their BatchNorm; and so do layers of which all buffers match.
+    Parameters are trained no more. Parts of which that leaves nothing to train go into evaluation
+    mode, with their dropout and the statistics of their BatchNorm; and so do layers of which all
+    buffers match.
 
     Raises
     ------

@@ -27,12 +27,18 @@ NEEDS: Mapping[str, Need] = {
     **dict.fromkeys(("AUROC", "AveragePrecision", "LogAUC", "EER"), "both"),
     **dict.fromkeys(("F1Score", "FBetaScore", "Precision", "Recall", "JaccardIndex"), "positives"),
     **dict.fromkeys(("Specificity", "NegativePredictiveValue"), "negatives"),
-    **dict.fromkeys(("R2Score", "ExplainedVariance", "ConcordanceCorrCoef", "RelativeSquaredError"), "varying targets"),
+    **dict.fromkeys(
+        ("R2Score", "ExplainedVariance", "ConcordanceCorrCoef", "RelativeSquaredError"),
+        "varying targets",
+    ),
     **dict.fromkeys(("PearsonCorrCoef", "SpearmanCorrCoef", "KendallRankCorrCoef"), "varying"),
 }
 """Needs of torchmetrics' classes, without ``Binary``, ``Multiclass`` and ``Multilabel``."""
 
-HIGHER_IS_BETTER = (*("Specificity", "NegativePredictiveValue"), *("PearsonCorrCoef", "KendallRankCorrCoef"))
+HIGHER_IS_BETTER = (
+    *("Specificity", "NegativePredictiveValue"),
+    *("PearsonCorrCoef", "KendallRankCorrCoef"),
+)
 """Classes of torchmetrics that do not state their direction."""
 
 PREFIXES = ("Binary", "Multiclass", "Multilabel")
@@ -75,7 +81,10 @@ def client_score(made: Any, kind: TaskKind, outputs: Tensor, targets: Tensor) ->
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of labels that are absent
         calculator.update(outputs, targets)
-        if family == "MatthewsCorrCoef" and (known := _constant_mcc(calculator.confmat)) is not None:
+        if (
+            family == "MatthewsCorrCoef"
+            and (known := _constant_mcc(calculator.confmat)) is not None
+        ):
             return known
         values = torch.as_tensor(calculator.compute()).detach().double().cpu()
     if values.numel() == defined.numel():

@@ -19,8 +19,8 @@ from fedclade.tasks.model_mixture import ModelMixture
 def mixed(kind: TaskKind, outputs: Tensor, weights: Tensor) -> Tensor:
     """Return Σ_k π_k p_k for a mixture of K models, in the form of one model's outputs ``[m, ...]``.
 
-    ``outputs`` ``[K, m, ...]`` are logits, whose probabilities are mixed and become logits again; those of a regression
-    are mixed as they are. ``weights`` are π of each example, ``[m, K]``.
+    ``outputs`` ``[K, m, ...]`` are logits, whose probabilities are mixed and become logits again;
+    those of a regression are mixed as they are. ``weights`` are π of each example, ``[m, K]``.
     """
     pi = weights.t().reshape(len(outputs), -1, *(1,) * (outputs.dim() - 2))
     return ModelMixture.combine(outputs, pi, kind)
@@ -34,7 +34,9 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the cross-entropy of logits in nats; of a text, the mean over the places that count, or 0 if none does."""
     if targets.dim() == 1:
         return functional.cross_entropy(outputs, targets, ignore_index=IGNORED, reduction="none")
-    nats = functional.cross_entropy(outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="none")
+    nats = functional.cross_entropy(
+        outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="none"
+    )
     return nats.view(len(targets), -1).sum(1) / counted(targets).clamp(min=1)
 
 
@@ -49,7 +51,9 @@ def _mean(elementwise: Callable[..., Tensor], **options: float) -> Loss:
     """Return the loss that is the mean of another over an example's outputs."""
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        values = elementwise(outputs.reshape(targets.shape), targets.to(outputs), reduction="none", **options)
+        values = elementwise(
+            outputs.reshape(targets.shape), targets.to(outputs), reduction="none", **options
+        )
         return values.flatten(1).mean(1) if values.dim() > 1 else values
 
     return loss
@@ -79,7 +83,10 @@ Shapes = Literal["targets", "columns", "model"]
 
 SHAPES: Mapping[Shapes, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
     "targets": lambda outputs, targets: (outputs.reshape(targets.shape), targets),
-    "columns": lambda outputs, targets: (outputs.reshape(len(targets), -1), targets.reshape(len(targets), -1)),
+    "columns": lambda outputs, targets: (
+        outputs.reshape(len(targets), -1),
+        targets.reshape(len(targets), -1),
+    ),
     "model": lambda outputs, targets: (outputs.reshape(len(targets), -1), targets),
 }
 """Shapes in which a loss of the user's own may take outputs and targets, the first that fits.

@@ -71,14 +71,21 @@ def perplexity(loss: float) -> float:
     return math.exp(min(loss, 700.0))
 
 
-def cluster_scores(found: Mapping[int, int], truth: Mapping[int, int] | None) -> dict[str, float | None]:
+def cluster_scores(
+    found: Mapping[int, int], truth: Mapping[int, int] | None
+) -> dict[str, float | None]:
     """Return the adjusted Rand index and the normalised mutual information of found clusters against the true ones.
 
-    ``found`` and ``truth`` have the cluster of each client by id. Without a truth both scores are None.
+    ``found`` and ``truth`` have the cluster of each client by id. Without a truth both scores are
+    None.
     """
     if truth is None:
         return {"ari": None, "nmi": None}
-    true_labels = truth.of([*found]) if isinstance(truth, ArrayMapping) else [truth[client] for client in found]
+    true_labels = (
+        truth.of([*found])
+        if isinstance(truth, ArrayMapping)
+        else [truth[client] for client in found]
+    )
     labels = (np.array(each, dtype=np.int64).tobytes() for each in (true_labels, [*found.values()]))
     ari, nmi = _agreement(*labels)
     return {"ari": ari, "nmi": nmi}
@@ -86,7 +93,10 @@ def cluster_scores(found: Mapping[int, int], truth: Mapping[int, int] | None) ->
 
 @lru_cache(maxsize=2)  # in most rounds clusters are those of the round before
 def _agreement(true_labels: bytes, found_labels: bytes) -> tuple[float, float]:
-    from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score  # slow to import: only where used
+    from sklearn.metrics import (
+        adjusted_rand_score,
+        normalized_mutual_info_score,
+    )  # slow to import: only where used
 
     labels = [np.frombuffer(each, dtype=np.int64) for each in (true_labels, found_labels)]
     return float(adjusted_rand_score(*labels)), float(normalized_mutual_info_score(*labels))
@@ -201,11 +211,13 @@ def check_metric(name: str, kind: TaskKind | None) -> None:
     elsewhere = [each for each in OWN if name in OWN[each] or name in TORCHMETRICS[each]]
     if kind in elsewhere or (kind is None and elsewhere):
         return
-    known = dict.fromkeys(name for each in OWN if kind in (each, None) for name in (*OWN[each], *TORCHMETRICS[each]))
+    known = dict.fromkeys(
+        name for each in OWN if kind in (each, None) for name in (*OWN[each], *TORCHMETRICS[each])
+    )
     if elsewhere:
         raise ConfigError(
-            f"task.metrics: {name!r} does not fit a {kind} task, it is for {' and '.join(elsewhere)}; choose from "
-            f"{', '.join(sorted(known))}"
+            f"task.metrics: {name!r} does not fit a {kind} task, it is for "
+            f"{' and '.join(elsewhere)}; choose from {', '.join(sorted(known))}"
         )
     raise ConfigError(unknown("metric in [task]:", name, known))
 
@@ -220,11 +232,18 @@ def _right(labels: Tensor, targets: Tensor) -> Tensor:
 
 def _right_side(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the share of an example's labels on whose side of 0 the logits are."""
-    return ((outputs.view(targets.shape) > 0) == (targets > 0.5)).view(len(targets), -1).double().mean(1)
+    return (
+        ((outputs.view(targets.shape) > 0) == (targets > 0.5))
+        .view(len(targets), -1)
+        .double()
+        .mean(1)
+    )
 
 
 def _error(of: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda outputs, targets: of((outputs.view(targets.shape).double() - targets).view(len(targets), -1)).mean(1)
+    return lambda outputs, targets: of(
+        (outputs.view(targets.shape).double() - targets).view(len(targets), -1)
+    ).mean(1)
 
 
 OLD_METRIC = "accuracy"
@@ -234,7 +253,10 @@ _ACCURACY = Metric("accuracy", True, True, predict=_label, terms=_right)
 _SIDE = Metric("accuracy", True, True, terms=_right_side)
 OWN: Mapping[TaskKind, Mapping[str, Metric]] = {
     "classification": {"accuracy": _ACCURACY},
-    "language": {"perplexity": Metric("perplexity", False, final=perplexity), "accuracy": _ACCURACY},
+    "language": {
+        "perplexity": Metric("perplexity", False, final=perplexity),
+        "accuracy": _ACCURACY,
+    },
     "binary": {"accuracy": _SIDE},
     "multilabel": {"accuracy": _SIDE},
     "regression": {
@@ -264,7 +286,11 @@ TORCHMETRICS: Mapping[TaskKind, Mapping[str, str]] = {
     "classification": {**_OF_LABELS, "balanced_accuracy": "Accuracy"},
     "language": {},
     "binary": _OF_LABELS,
-    "multilabel": {name: of for name, of in _OF_LABELS.items() if name not in ("cohen_kappa", "calibration_error")},
+    "multilabel": {
+        name: of
+        for name, of in _OF_LABELS.items()
+        if name not in ("cohen_kappa", "calibration_error")
+    },
     "regression": {
         "r2": "R2Score",
         "explained_variance": "ExplainedVariance",
@@ -308,8 +334,8 @@ def _of_object(made: Any, kind: TaskKind, outputs: int) -> Metric:
         higher = True
     if not hasattr(made, "update") or not hasattr(made, "compute") or not isinstance(higher, bool):
         raise ConfigError(
-            "task.metrics should be names, or torchmetrics objects whose higher_is_better is true or false, got "
-            f"{shown(made)}"
+            "task.metrics should be names, or torchmetrics objects whose higher_is_better is true "
+            f"or false, got {shown(made)}"
         )
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", getattr(made, "name", type(made).__name__)).lower()
     _check_object(made, name, kind, outputs)
@@ -347,5 +373,6 @@ def _check_object(made: Any, name: str, kind: TaskKind, outputs: int) -> None:
         client_score(made, kind, given, targets)
     except Exception as error:  # whatever an object of the user's raises
         raise ConfigError(
-            f"task.metrics: {name} cannot score a {kind} task with {outputs} outputs: {type(error).__name__}: {error}"
+            f"task.metrics: {name} cannot score a {kind} task with {outputs} outputs: "
+            f"{type(error).__name__}: {error}"
         ) from error

@@ -19,9 +19,9 @@ class ModelMixture(nn.Module):
     count
         The number of models.
     task
-        ``classification`` or ``language``: outputs are logits of labels, whose probabilities are averaged, and come out
-        as log-probabilities. ``binary`` or ``multilabel``: the same of one logit for each label. ``regression``:
-        outputs are averaged as they are.
+        ``classification`` or ``language``: outputs are logits of labels, whose probabilities are
+        averaged, and come out as log-probabilities. ``binary`` or ``multilabel``: the same of one
+        logit for each label. ``regression``: outputs are averaged as they are.
     """
 
     weights: Tensor
