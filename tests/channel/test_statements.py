@@ -22,7 +22,7 @@ from fedclade.core import (
     SubspaceQuery,
     UpdateQuery,
 )
-from fedclade.data import LabelFlip, poisoned
+from fedclade.data import LabelFlip, poison_federation
 from tests.tiny import federation_of, perceptron, simulated
 
 N, ADVERSARIES, HONEST = 6, [1, 4], [0, 2, 3, 5]
@@ -73,7 +73,7 @@ def flipped_by_hand():
 @pytest.mark.parametrize("name", QUERIES)
 def test_answers_of_every_kind_are_about_poisoned_data(name):
     """FLUX's descriptors, FlexCFL's shifts and sums were once about clean data."""
-    held = poisoned(FEDERATION, ADVERSARIES, LabelFlip.of(FEDERATION.pool), 0)
+    held = poison_federation(FEDERATION, ADVERSARIES, LabelFlip.of(FEDERATION.pool), 0)
     query, plain = QUERIES[name], simulated(flipped_by_hand(), perceptron())[0]
     if name == "shifts":  # what is counted in a first round, before data is poisoned, is what shifts are seen by
         both = simulated(held, perceptron())[0]

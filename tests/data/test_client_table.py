@@ -13,7 +13,7 @@ from tests.tiny import LABELS, federation_of, linear, task_federation
 
 from fedclade import simulate
 from fedclade.core import DataError, Split, StatisticsQuery
-from fedclade.data import ClientTable, Federation, SplitRows, statistics
+from fedclade.data import ClientTable, Federation, SplitRows, compute_statistics
 
 TRUTH = [0, 1, 2, 0]
 SIZES = [24, 7, 30, 12]
@@ -82,7 +82,7 @@ def test_a_run_is_the_same_bit_for_bit(as_table: Callable[[Federation], Federati
 def test_labels_are_counted_as_clients_see_them(as_table: Callable[[Federation], Federation]):
     plain = federation_of(TRUTH, SIZES)
     query = StatisticsQuery((1, 3), labels=LABELS)
-    mine, theirs = statistics(plain, query), statistics(as_table(plain), query)
+    mine, theirs = compute_statistics(plain, query), compute_statistics(as_table(plain), query)
     assert mine.count == theirs.count == SIZES[1] + SIZES[3]
     assert torch.equal(mine.labels, theirs.labels)
 

@@ -19,7 +19,7 @@ from tests.reference.power_law import examples_of_each
 from fedclade.core import rng
 from fedclade.core.errors import ConfigError, DataError, MissingExtraError
 from fedclade.data import PARTITIONS, Parts, Pool, load_pool, partition_pool
-from fedclade.data.partition import shuffled
+from fedclade.data.partition import shuffle_training
 
 DIGITS = load_pool("digits")  # 1,437 training examples
 OWNED = load_pool("synthetic", clients=6, max_samples=60)
@@ -87,7 +87,7 @@ def test_natural_is_flowers_natural_id_partitioner_on_the_shuffled_data() -> Non
     from datasets import Dataset
     from flwr_datasets.partitioner import NaturalIdPartitioner
 
-    parts, order = partition_pool(OWNED, "natural", clients=5, seed=5), shuffled(OWNED, 5)
+    parts, order = partition_pool(OWNED, "natural", clients=5, seed=5), shuffle_training(OWNED, 5)
     flower = NaturalIdPartitioner(partition_by="owner")
     flower.dataset = Dataset.from_dict({"index": order, "owner": OWNED.natural[order].tolist()})
     by_owner = [flower.load_partition(i)["index"][:] for i in range(6)]

@@ -3,10 +3,10 @@
 Runs, the network, configs and the papers import it; it imports :mod:`fedclade.core` alone.
 """
 
-from fedclade.data.agreement import Agreement, Encoding, Proposal, agree, encode_by
+from fedclade.data.agreement import Agreement, Encoding, Proposal, agree, encode_federation
 from fedclade.data.arrays import InputKind, cache_folder
 from fedclade.data.cell_values import Notation
-from fedclade.data.client_data import Augment, ClientData, Stage, augment_of, mapped
+from fedclade.data.client_data import Augment, ClientData, Stage, map_labels, resolve_augment
 from fedclade.data.client_table import ClientTable, SplitRows
 from fedclade.data.columns import Rows, Sheet
 from fedclade.data.concepts import PlantedSettings, concepts, write_planted
@@ -16,14 +16,14 @@ from fedclade.data.files import (
     FilesSettings,
     TableSource,
     federation_from_frame,
-    matches,
+    match_files,
     read_sheet,
 )
 from fedclade.data.folder import open_folder
 from fedclade.data.folder_writing import ClientBlock, OnClients, write_federation, write_folder
 from fedclade.data.load import check_data_settings, check_newcomers, load_federation
-from fedclade.data.partition import PARTITIONS, Partition, Parts, partition_named, partition_pool
-from fedclade.data.poisoned import Backdoor, LabelFlip, poisoned
+from fedclade.data.partition import PARTITIONS, Partition, Parts, find_partition, partition_pool
+from fedclade.data.poisoned import Backdoor, LabelFlip, poison_federation
 from fedclade.data.pool import Pool
 from fedclade.data.schema import (
     DataSchema,
@@ -33,9 +33,9 @@ from fedclade.data.schema import (
     read_declared,
     show_some,
 )
-from fedclade.data.shift import SHIFTS, Shift, View, shift_named, shift_views
+from fedclade.data.shift import SHIFTS, Shift, View, find_shift, shift_views
 from fedclade.data.sources import SOURCES, Source, load_pool
-from fedclade.data.standardize import rescaled, statistics
+from fedclade.data.standardize import compute_statistics, rescale_federation
 from fedclade.data.typed_columns import ColumnRoles, prepare_sheets
 from fedclade.data.user_data import OwnSettings, federation, one_client, pool_from_torch
 
@@ -76,33 +76,33 @@ __all__ = [
     "TableSource",
     "View",
     "agree",
-    "augment_of",
     "cache_folder",
     "check_data_settings",
     "check_newcomers",
+    "compute_statistics",
     "concepts",
-    "encode_by",
+    "encode_federation",
     "federation",
     "federation_from_frame",
+    "find_partition",
+    "find_shift",
     "load_federation",
     "load_pool",
-    "mapped",
-    "matches",
+    "map_labels",
+    "match_files",
     "name_differences",
     "one_client",
     "open_folder",
-    "partition_named",
     "partition_pool",
-    "poisoned",
+    "poison_federation",
     "pool_from_torch",
     "prepare_sheets",
     "read_declared",
     "read_sheet",
-    "rescaled",
-    "shift_named",
+    "rescale_federation",
+    "resolve_augment",
     "shift_views",
     "show_some",
-    "statistics",
     "write_federation",
     "write_folder",
     "write_planted",

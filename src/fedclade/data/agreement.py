@@ -129,7 +129,7 @@ class Encoding:
         return {**self.__dict__, "source": None}  # other processes do not encode again
 
 
-def encode_by(federation: Federation, schema: DataSchema) -> Federation:
+def encode_federation(federation: Federation, schema: DataSchema) -> Federation:
     """Return a federation of own data, encoded by the schema that all clients agreed on.
 
     Raises
@@ -202,7 +202,7 @@ def agree(proposals: Mapping[int, Proposal]) -> Agreement:
     return Agreement(united, refused)
 
 
-def frequent_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+def sort_by_frequency(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     """Return words and counts, the most frequent first, and words of equal count in alphabetical order."""
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
@@ -255,7 +255,7 @@ def _frequent_words(proposals: Mapping[int, Proposal], size: int) -> tuple[str, 
     for proposal in proposals.values():
         words = proposal.schema.words[len(SPECIALS) :]
         counts.update(dict(zip(words, proposal.word_counts, strict=True)))
-    words = [word for word, _ in frequent_first(counts)]
+    words = [word for word, _ in sort_by_frequency(counts)]
     return (*SPECIALS, *words[: size - len(SPECIALS)])
 
 

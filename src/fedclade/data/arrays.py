@@ -43,10 +43,10 @@ CACHE_FORMAT = 1
 _log = logging.getLogger(__name__)
 
 
-def cached(name: str, key: Mapping[str, object], build: Callable[[], Arrays]) -> Arrays:
+def load_cached(name: str, key: Mapping[str, object], build: Callable[[], Arrays]) -> Arrays:
     """Return the arrays that belong to a key: from the cache if they are there, else built and put there.
 
-    The key has all that the arrays depend on, as JSON can hold it: files with their :func:`stamps`,
+    The key has all that the arrays depend on, as JSON can hold it: files with their :func:`stamp_files`,
     options of the decoder. A file of the cache is an uncompressed ``.npz``, whose checksums show
     whether it is damaged and must be built again. Without a folder that can be written, every start
     decodes.
@@ -62,7 +62,7 @@ def cached(name: str, key: Mapping[str, object], build: Callable[[], Arrays]) ->
     return arrays
 
 
-def stamps(files: Iterable[Path]) -> list[tuple[str, int, int]]:
+def stamp_files(files: Iterable[Path]) -> list[tuple[str, int, int]]:
     """Return path, size in bytes and time of the last change in ns of each file, which show that it was replaced."""
     return [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
@@ -132,7 +132,7 @@ def check_input_kind(kind: InputKind) -> None:
         raise ConfigError(unknown("inputs_are", kind, get_args(InputKind)))
 
 
-def inputs_as(x: Tensor, kind: InputKind, what: str) -> Tensor:
+def convert_inputs(x: Tensor, kind: InputKind, what: str) -> Tensor:
     """Return inputs as numbers (float32) or as tokens (int64), whatever type they came in; ``auto`` goes by the type.
 
     Raises
@@ -183,7 +183,7 @@ def as_targets(y: Any, what: str, task: TaskKind = "classification") -> Tensor:
     return numbers
 
 
-def outputs_of(y: Tensor, task: TaskKind) -> int:
+def count_outputs(y: Tensor, task: TaskKind) -> int:
     """Return how many numbers a model must give for targets: at least as many as there are labels or tokens in them."""
     if task in ("classification", "language"):
         return int(y.clamp(min=0).max()) + 1 if len(y) else 1
@@ -221,7 +221,7 @@ def require_outputs(outputs: int, what: str) -> None:
         )
 
 
-def groups_of(y: Tensor, task: TaskKind) -> Indices:
+def group_by_label(y: Tensor, task: TaskKind) -> Indices:
     """Return what a partition by label goes by: the label, or 0 where targets are no labels."""
     has_labels = task in ("classification", "binary")
     return (y if has_labels else torch.zeros(len(y))).to(torch.int64).numpy()

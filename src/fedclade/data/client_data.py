@@ -51,10 +51,10 @@ class ClientData:
 
     def labels(self, y: Tensor) -> Tensor:
         """Return pool targets as this client sees them, same shape; those that are ignored stay as they are."""
-        return y if self.label_map is None else mapped(y, self.label_map)
+        return y if self.label_map is None else map_labels(y, self.label_map)
 
 
-def mapped(y: Tensor, label_map: Tensor) -> Tensor:
+def map_labels(y: Tensor, label_map: Tensor) -> Tensor:
     """Return targets as a label map shows them, same shape; those that are ignored stay as they are."""
     return label_map[y.clamp(min=0)].where(y != IGNORED, IGNORED)
 
@@ -78,7 +78,7 @@ def check_held(pool: Pool, indices: Indices, split: Split, client: str) -> None:
     )
 
 
-def no_examples(client: int, name: str, split: Split, clients: int) -> DataError:
+def report_no_examples(client: int, name: str, split: Split, clients: int) -> DataError:
     """Return the error of a client, one of so many, without examples of a split."""
     what = "training" if split == "train" else split
     return DataError(
@@ -146,7 +146,7 @@ run's seed sets it.
 """
 
 
-def augment_of(given: object) -> Augment | None:
+def resolve_augment(given: object) -> Augment | None:
     """Return an augmentation given as a function or by ``module:function``.
 
     Raises

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedclade.core import DataError, Indices, Positions, Split
 from fedclade.data.arrays import as_indices, check_range
-from fedclade.data.client_data import ClientData, check_held, no_examples
+from fedclade.data.client_data import ClientData, check_held, report_no_examples
 from fedclade.data.pool import Pool
 
 
@@ -261,7 +261,9 @@ class ClientTable(Sequence[ClientData]):
             held = self.split(split)
             if len(short := np.flatnonzero(held.counts < (split != "validation"))):
                 place = int(short[0])
-                raise no_examples(int(self.ids[place]), self.all_names[place], split, len(self))
+                raise report_no_examples(
+                    int(self.ids[place]), self.all_names[place], split, len(self)
+                )
             there = len(pool.x) if held.indices is None else len(held.indices)
             for bound in (held.starts, held.starts + held.counts):
                 check_range(bound, there + 1, f"the places of the {split} examples")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fedclade.core import checked, require, rng
 from fedclade.data.client_data import ClientData, Stage
-from fedclade.data.drift import concepts_of
+from fedclade.data.drift import read_concepts
 from fedclade.data.federation import Federation
 from fedclade.data.folder_writing import ClientBlock, OnClients, write_folder
 from fedclade.data.pool import Pool
@@ -240,7 +240,7 @@ def concepts(
         ("step_rounds", step_rounds, step_rounds >= 1, "at least 1"),
         ("noise", noise, noise is None or 0 <= noise < 1, "in [0, 1)"),
     )
-    made, rows = KINDS[kind], concepts_of(pattern, steps + 1, clients)[: steps + 1]
+    made, rows = KINDS[kind], read_concepts(pattern, steps + 1, clients)[: steps + 1]
     flips = made.noise if noise is None else noise
     largest = max(map(max, rows))
     require(

@@ -13,7 +13,7 @@ import numpy as np
 from fedclade.core import ConfigError, Split, check_arguments, checked, require, rng, unknown
 from fedclade.data.client_data import ClientData, Stage
 from fedclade.data.federation import Federation
-from fedclade.data.poisoned import Hand, written_out
+from fedclade.data.poisoned import Hand, write_out_views
 from fedclade.data.shift import View
 
 # Patterns of drift: the concept of each of ten clients in eleven time steps (Jothimurugesan et al.
@@ -95,7 +95,7 @@ PATTERNS: Mapping[str, Concepts] = MappingProxyType(
 """A and W to Y have two concepts, Z the first and the third of three; B to F have four, R0 to R9 four at random."""
 
 
-def concepts_of(pattern: str | Concepts, steps: int, clients: int) -> Sequence[Sequence[int]]:
+def read_concepts(pattern: str | Concepts, steps: int, clients: int) -> Sequence[Sequence[int]]:
     """Return the concept of each client in so many time steps, ``[steps][clients]``; one more of the tests, if known.
 
     A pattern of ten clients is repeated for more. Raises a ConfigError if a name is unknown, a row
@@ -197,7 +197,7 @@ class Drift:
             ),
         )
         if self.pattern:
-            concepts_of(self.pattern, len(self.rounds) + 1, 1)
+            read_concepts(self.pattern, len(self.rounds) + 1, 1)
 
     def clusters(
         self, first: Sequence[int], clusters: int, seed: int, purpose: str
@@ -205,7 +205,7 @@ class Drift:
         """Return the true cluster of each client in each stage, and where a pattern knows it in one more."""
         if self.pattern:
             rows = [
-                list(row) for row in concepts_of(self.pattern, len(self.rounds) + 1, len(first))
+                list(row) for row in read_concepts(self.pattern, len(self.rounds) + 1, len(first))
             ]
             most = max(max(row) for row in rows[: len(self.rounds) + 2])
             require(
@@ -241,7 +241,7 @@ def _is_share(value: object) -> bool:
     return isinstance(value, int | float) and 0 <= value <= 1
 
 
-def drift_of(drift: Drift | Mapping[str, Any] | None) -> Drift | None:
+def read_drift(drift: Drift | Mapping[str, Any] | None) -> Drift | None:
     """Return a drift, or that of some fields, such as those of a config; a ConfigError if these are not right."""
     if drift is None or isinstance(drift, Drift):
         return drift
@@ -251,7 +251,9 @@ def drift_of(drift: Drift | Mapping[str, Any] | None) -> Drift | None:
 Clients = tuple[ClientData, ...]
 
 
-def drifting(federation: Federation, views: Sequence[View], drift: Drift, seed: int) -> Federation:
+def apply_drift(
+    federation: Federation, views: Sequence[View], drift: Drift, seed: int
+) -> Federation:
     """Return a federation, whose true clusters see it by these views, with stages; its newcomers have the same."""
     parts = [each for each in (federation, federation.newcomers) if each is not None]
     truths: list[list[list[int]]] = []
@@ -264,7 +266,7 @@ def drifting(federation: Federation, views: Sequence[View], drift: Drift, seed: 
     rule = "one that leaves all labels to all clients, where their data drifts"
     require(("shift", "anda", not any(view.classes for view in views), rule))
     if drift.kind == "accumulate" or drift.test != "now" or any(view.transform for view in views):
-        pool, held = written_out(federation.pool, views, hands)
+        pool, held = write_out_views(federation.pool, views, hands)
     else:
         pool, held = (
             federation.pool,

@@ -30,10 +30,10 @@ from fedclade.data.client_data import (
     Augment,
     ClientData,
     Stage,
-    augment_of,
     check_held,
     check_stages,
-    no_examples,
+    report_no_examples,
+    resolve_augment,
 )
 from fedclade.data.client_table import ClientTable
 from fedclade.data.pool import Pool
@@ -85,7 +85,7 @@ class Federation(Displayed):
     encoding: Encoding | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "augment", augment_of(self.augment))
+        object.__setattr__(self, "augment", resolve_augment(self.augment))
         if not self.clients:
             raise DataError("a federation should have at least 1 client, got 0")
         if isinstance(self.clients, ClientTable):
@@ -112,7 +112,7 @@ class Federation(Displayed):
             for split in get_args(Split):
                 indices: Indices = getattr(client, split)
                 if len(indices) == 0 and split != "validation":
-                    raise no_examples(client.id, client.name, split, len(clients))
+                    raise report_no_examples(client.id, client.name, split, len(clients))
                 if len(indices) and id(indices) not in seen:  # many clients are tested on the same
                     check_held(self.pool, indices, split, f"client {client.id} ({client.name!r})")
                 seen.add(id(indices))

@@ -22,7 +22,7 @@ from fedclade.data.columns import IN_WORDS, ColumnKind, Rows, Sheet, Table, arro
 from fedclade.data.csv_format import DEFAULT_SEPARATORS, CsvFile, is_encoding, is_separator
 from fedclade.data.federation import Federation
 from fedclade.data.pool import Columns
-from fedclade.data.reading import rows_of
+from fedclade.data.reading import number_rows
 from fedclade.data.schema import (
     MOST_LABELS,
     DataSchema,
@@ -34,7 +34,7 @@ from fedclade.data.schema import (
     show_names,
 )
 from fedclade.data.typed_columns import ColumnRoles, prepare_sheets
-from fedclade.data.user_data import Held, OwnOptions, OwnSettings, count_words, own_federation
+from fedclade.data.user_data import Held, OwnOptions, OwnSettings, build_federation, count_words
 
 # The columns to predict, as targets of a task.
 
@@ -426,7 +426,7 @@ class TableSource(DataSource):
         if schema.task == "classification":
             outputs = schema.labels if isinstance(schema.labels, int) else len(schema.label_names)
         held = self._held
-        made = own_federation(
+        made = build_federation(
             held,
             x,
             y,
@@ -451,7 +451,7 @@ class TableSource(DataSource):
         """The clients, with the rows of each."""
         rows = self.rows
         if self.chosen.client is None:
-            parts = rows_of([len(table) for table in rows.tables])
+            parts = number_rows([len(table) for table in rows.tables])
             return [
                 Held(str(sheet.client), part)
                 for sheet, part in zip(self.sheets, parts, strict=True)
@@ -632,7 +632,7 @@ class FilesSettings:
         place = data_dir or os.environ.get("FEDCLADE_DATA_DIR")
         folders = [Path(), *([] if place is None else [Path(place).expanduser()])]
         for folder in folders:
-            if found := matches(self.files, folder):
+            if found := match_files(self.files, folder):
                 return found
         where = " or ".join(str(folder.absolute()) for folder in folders)
         raise DataError(
@@ -640,7 +640,7 @@ class FilesSettings:
         )
 
 
-def matches(pattern: str, folder: Path) -> list[Path]:
+def match_files(pattern: str, folder: Path) -> list[Path]:
     """Return the files that a pattern matches, seen from a folder, in order."""
     found = (folder / path for path in glob.glob(pattern, root_dir=folder, recursive=True))  # noqa: PTH207 -- of folders with brackets
     return sorted(path for path in found if path.is_file())

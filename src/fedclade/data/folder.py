@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedclade.core import ArrayMapping, DataError, Indices, TaskKind
-from fedclade.data.client_data import Augment, augment_of
+from fedclade.data.client_data import Augment, resolve_augment
 from fedclade.data.client_table import ClientTable, SplitRows
 from fedclade.data.federation import Federation
 from fedclade.data.pool import Columns, Pool
@@ -298,7 +298,7 @@ def open_folder(folder: str | Path, augment: Augment | str | None = None) -> Fed
     def of(some: slice, text: str, newcomers: Federation | None = None) -> Federation:
         mine = table[some]
         known = None if truth is None else ArrayMapping(mine.positions, truth[some])
-        return Federation(pool, mine, known, text, newcomers, augment_of(augment))
+        return Federation(pool, mine, known, text, newcomers, resolve_augment(augment))
 
     late = None
     if header.newcomers:

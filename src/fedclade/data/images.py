@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedclade.core import DataError, Indices, import_extra, require, rng
-from fedclade.data.arrays import Arrays, cached, stamps
+from fedclade.data.arrays import Arrays, load_cached, stamp_files
 from fedclade.data.pool import Pool
 from fedclade.data.tables import LeafFiles, find_leaf, open_tables, read_leaf, to_labels
 
@@ -112,7 +112,7 @@ def load_digits(_data_dir: Path | None, _seed: int) -> Pool:
 
     They are cached, since importing scikit-learn takes two seconds of every process.
     """
-    arrays = cached("digits", {"scikit-learn": version("scikit-learn")}, _bundled_digits)
+    arrays = load_cached("digits", {"scikit-learn": version("scikit-learn")}, _bundled_digits)
     x, y = torch.from_numpy(arrays["x"]), arrays["y"]
     split = arrays["train"], arrays["test"]
     return Pool("digits", x, torch.from_numpy(y), y, *split, 10, mean=0.3053, std=0.3759)
@@ -152,7 +152,9 @@ def load_femnist(
     """
     leaf = find_leaf(data_dir, "femnist")
     if leaf:
-        arrays = cached("femnist", {"leaf": stamps(leaf.files)}, lambda: _femnist_from_leaf(leaf))
+        arrays = load_cached(
+            "femnist", {"leaf": stamp_files(leaf.files)}, lambda: _femnist_from_leaf(leaf)
+        )
     else:
         arrays = _decoded(
             "femnist",
@@ -215,7 +217,7 @@ def _decoded(
             )
         return arrays
 
-    return cached(name, {"tables": tables.key, "columns": list(columns)}, build)
+    return load_cached(name, {"tables": tables.key, "columns": list(columns)}, build)
 
 
 def _decode(

@@ -12,13 +12,19 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from fedclade.core import ConfigError, checked, defaults, known_arguments, require, rng, unknown
-from fedclade.data.client_data import Augment, augment_of
-from fedclade.data.drift import Drift, drift_of, drifting
+from fedclade.data.client_data import Augment, resolve_augment
+from fedclade.data.drift import Drift, apply_drift, read_drift
 from fedclade.data.federation import ClientData, Federation
-from fedclade.data.partition import Parts, partition_named, set_aside, share_out, train_and_test
-from fedclade.data.poisoned import as_seen
+from fedclade.data.partition import (
+    Parts,
+    find_partition,
+    set_aside,
+    share_examples,
+    split_train_test,
+)
+from fedclade.data.poisoned import apply_views
 from fedclade.data.pool import Pool, Scaling
-from fedclade.data.shift import shift_named, shift_views
+from fedclade.data.shift import find_shift, shift_views
 from fedclade.data.sources import SOURCES, load_pool
 from fedclade.data.user_data import pool_from_torch
 from fedclade.data.view import View
@@ -121,7 +127,7 @@ def load_federation(
     MissingExtraError
         If an optional package is needed and not installed.
     """
-    arguments, augmented = dict(partition_arguments or {}), augment_of(augment)
+    arguments, augmented = dict(partition_arguments or {}), resolve_augment(augment)
     check_newcomers(newcomers, newcomer_samples, clients)
     check_data_settings(
         clients=clients,
@@ -168,11 +174,11 @@ def load_federation(
     if partition == "label_groups":
         labels = len(np.unique(pool.groups[pool.train]))
         clusters = arguments["clusters"] = clusters or min(DEFAULT_CLUSTERS, clients or 1, labels)
-    elif shift != "none" and clients is not None and not shift_named(shift).of_clients:
+    elif shift != "none" and clients is not None and not find_shift(shift).of_clients:
         clusters = clusters or min(DEFAULT_CLUSTERS, clients)
     limits = {"samples_per_client": samples_per_client, "newcomer_samples": newcomer_samples}
     share = partial(
-        share_out, pool, partition, clusters=clusters or 1, arguments=arguments, **limits
+        share_examples, pool, partition, clusters=clusters or 1, arguments=arguments, **limits
     )
     if views == "each":
         parts, places = _each_view(share, clients, newcomers, shift, clusters or 1, seed)
@@ -181,12 +187,12 @@ def load_federation(
     if test_fraction is not None:
         parts = replace(parts, own_test_fraction=test_fraction)
     n = len(places) - newcomers
-    if shift != "none" and not shift_named(shift).of_clients:
+    if shift != "none" and not find_shift(shift).of_clients:
         clusters = clusters or min(DEFAULT_CLUSTERS, n)
     seen_by, drawn = shift_views(
         pool, shift, clients=n, clusters=clusters or 1, seed=seed, **(shift_arguments or {})
     )
-    kind = shift_named(shift)
+    kind = find_shift(shift)
     if kind.of_clients:
         clusters = len(seen_by)
         cluster_of = [*drawn, *(newcomer % clusters for newcomer in range(newcomers))]
@@ -194,7 +200,7 @@ def load_federation(
         cluster_of = [place % len(seen_by) for place in places]
     of_each = [seen_by[cluster] for cluster in cluster_of]
     members = _client_data(pool, parts, of_each, validation_fraction, test_samples, seed)
-    usual = {"clusters": clusters, **defaults(partition_named(partition).split)}
+    usual = {"clusters": clusters, **defaults(find_partition(partition).split)}
     unusual = {key: value for key, value in arguments.items() if value != usual.get(key)}
     partitioned = f", partition {partition}{_told(unusual)}"
     all_of_shift = {**defaults(kind.views), **(shift_arguments or {})}
@@ -212,8 +218,10 @@ def load_federation(
         return Federation(pool, members, truth, description, newcomers, augmented)
 
     whole = federation(members[:n], federation(members[n:]) if newcomers else None)
-    moving = drift_of(drift)
-    return as_seen(whole, seen_by) if moving is None else drifting(whole, seen_by, moving, seed)
+    moving = read_drift(drift)
+    return (
+        apply_views(whole, seen_by) if moving is None else apply_drift(whole, seen_by, moving, seed)
+    )
 
 
 def _told(arguments: Mapping[str, Any]) -> str:
@@ -233,7 +241,7 @@ def _each_view(
     seed: int,
 ) -> tuple[Parts, list[int]]:
     """Share the source out once for each true cluster; client i is the next one of cluster i mod ``clusters``."""
-    shifted = shift != "none" and not shift_named(shift).of_clients
+    shifted = shift != "none" and not find_shift(shift).of_clients
     whole = clients is not None and clients % clusters == 0
     require(
         (
@@ -270,7 +278,7 @@ def _client_data(
 ) -> tuple[ClientData, ...]:
     """Return every client with its training, validation and test data, and its view of them."""
     names = parts.names or [f"client-{i}" for i in range(len(parts.indices))]
-    trains, tests = train_and_test(pool, parts, test_samples, seed)
+    trains, tests = split_train_test(pool, parts, test_samples, seed)
     members: list[ClientData] = []
     for i, view in enumerate(views):
         train, validation = set_aside(trains[i], validation_fraction, "validation", seed, i)
@@ -299,9 +307,9 @@ def check_data_settings(
     views: str = "parts",
 ) -> None:
     """Check the settings of :func:`load_federation` that can be checked without the data."""
-    partition_named(partition)
-    shift_named(shift)
-    drift_of(drift)
+    find_partition(partition)
+    find_shift(shift)
+    read_drift(drift)
     if scaling not in get_args(Scaling):
         raise ConfigError(unknown("scaling", scaling, get_args(Scaling)))
     everyone = clients is None and partition == "natural"

@@ -53,7 +53,7 @@ class Parts:
     )
 
 
-def shuffled(pool: Pool, seed: int) -> Indices:
+def shuffle_training(pool: Pool, seed: int) -> Indices:
     """Return the training examples in random order."""
     return rng.generator(seed, "partition").permutation(pool.train)
 
@@ -170,7 +170,7 @@ def _partition(name: str, pool: Pool, clients: int, seed: int, **options: Any) -
     partitioner = getattr(flower, name)(
         num_partitions=clients, partition_by="group", seed=drawn, **options
     )
-    indices = shuffled(pool, seed)
+    indices = shuffle_training(pool, seed)
     partitioner.dataset = datasets.Dataset.from_dict(
         {"index": indices, "group": pool.groups[indices]}
     )
@@ -201,7 +201,8 @@ def iid(pool: Pool, clients: int, seed: int, *, tests: Literal["all", "parts"] =
     """
     require(("tests", tests, tests in ("all", "parts"), "'all' or 'parts'"))
     return Parts(
-        np.array_split(shuffled(pool, seed), clients), test="pool" if tests == "all" else "parts"
+        np.array_split(shuffle_training(pool, seed), clients),
+        test="pool" if tests == "all" else "parts",
     )
 
 
@@ -225,7 +226,7 @@ def natural(
         )
     # An owner needs two examples: one to train on, one to be tested on.
     require(("min_samples", min_samples, min_samples >= 2, "at least 2"))
-    order = shuffled(pool, seed)
+    order = shuffle_training(pool, seed)
     names, owner, counts = np.unique(pool.natural[order], return_inverse=True, return_counts=True)
     if owners == "random":
         in_order = rng.generator(seed, "owners").permutation(len(names))
@@ -258,7 +259,7 @@ def quantity_skew(
         np.cumsum(weights)[:-1] / weights.sum()
     )  # what share of the spare goes to the clients before each cut
     cuts = np.floor(spare * before).astype(np.int64) + min_samples * np.arange(1, clients)
-    return Parts(np.split(shuffled(pool, seed), cuts), test="pool")
+    return Parts(np.split(shuffle_training(pool, seed), cuts), test="pool")
 
 
 def power_law(
@@ -289,7 +290,7 @@ def power_law(
         labels
     )  # [clients, labels_per_client]
     weights = rng.generator(seed, "log-normal").lognormal(0, sigma, held.shape)
-    indices = shuffled(everything, seed)
+    indices = shuffle_training(everything, seed)
     of_client: list[list[Indices]] = [[] for _ in held]
     for place, label in enumerate(labels):
         holders, slots = np.nonzero(held == place)
@@ -319,7 +320,7 @@ def label_groups(pool: Pool, clients: int, seed: int, *, clusters: int = 2) -> P
         ),
         ("clusters", clusters, *enough),
     )
-    indices = shuffled(pool, seed)
+    indices = shuffle_training(pool, seed)
     parts: list[Indices] = [indices] * clients
     for cluster, run in enumerate(np.array_split(labels, clusters)):
         members = range(cluster, clients, clusters)
@@ -368,13 +369,13 @@ def partition_pool(
     seed: int = 0,
     **arguments: Any,
 ) -> Parts:
-    """Partition a pool's training examples among clients, by a name that :func:`partition_named` knows.
+    """Partition a pool's training examples among clients, by a name that :func:`find_partition` knows.
 
     Of each client at most ``samples_per_client`` examples are kept, drawn at random;
     ``other_samples`` has other limits for some of the clients, by their number. ``clients`` is None
     for all that the data knows (``natural`` only).
     """
-    kind = partition_named(name)
+    kind = find_partition(name)
     check_arguments(f"partition {name!r}", kind.split, arguments)
     everyone, other = clients is None and name == "natural", other_samples or {}
     require(
@@ -461,7 +462,7 @@ PARTITIONS: Mapping[str, Partition] = MappingProxyType(
 )
 
 
-def partition_named(name: object) -> Partition:
+def find_partition(name: object) -> Partition:
     """Return a partition by its name: one of :data:`PARTITIONS`, a package's, or ``module:function``.
 
     A user's own is a function ``split(pool, clients, seed, *, ...)``; what it takes by name is an
@@ -514,7 +515,7 @@ def _checked(parts: Any, pool: Pool, clients: int | None, name: str) -> Parts:
 # Newcomers: clients that are held back from training, and the data that they get.
 
 
-def share_out(
+def share_examples(
     pool: Pool,
     partition: str,
     clients: int | None,
@@ -551,7 +552,7 @@ def share_out(
             f"has {len(pool.x)}; ask for fewer"
         )
     few = samples_per_client if newcomer_samples is None else newcomer_samples
-    if samples_per_client is None or partition_named(partition).by_place:
+    if samples_per_client is None or find_partition(partition).by_place:
         places = _newcomers_last(clients, newcomers, clusters, seed)
         other = {} if few is None else dict.fromkeys(places[clients:], few)
         parts = partition_pool(
@@ -593,7 +594,7 @@ def _newcomers_last(clients: int, newcomers: int, clusters: int, seed: int) -> l
 # What each client keeps for testing and validation.
 
 
-def train_and_test(
+def split_train_test(
     pool: Pool, parts: Parts, test_samples: int | None, seed: int
 ) -> tuple[list[Indices], list[Indices]]:
     """Return what each client trains on and what it is tested on; see ``load_federation`` for the rules."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedclade.core import IGNORED, ConfigError, DataError, Indices, require, rng
-from fedclade.data.client_data import ClientData, mapped
+from fedclade.data.client_data import ClientData, map_labels
 from fedclade.data.federation import Federation
 from fedclade.data.pool import Pool
 from fedclade.data.shift import View
@@ -43,7 +43,7 @@ class Hand:
     test: Seen
 
 
-def as_seen(federation: Federation, views: Sequence[View]) -> Federation:
+def apply_views(federation: Federation, views: Sequence[View]) -> Federation:
     """Return a federation, whose true clusters see it by these views, with images as the views transform them."""
     if not any(view.transform for view in views):
         return federation
@@ -52,7 +52,7 @@ def as_seen(federation: Federation, views: Sequence[View]) -> Federation:
     for part in parts:
         known = part.true_clusters or dict.fromkeys(part.ids, 0)
         hands.append([[_hand(client, known[client.id]) for client in part.clients]])
-    pool, held = written_out(federation.pool, views, hands)
+    pool, held = write_out_views(federation.pool, views, hands)
     made: Federation | None = None
     for part, (clients,) in reversed([*zip(parts, held, strict=True)]):
         made = replace(part, pool=pool, clients=tuple(clients), newcomers=made)
@@ -66,7 +66,7 @@ def _hand(client: ClientData, view: int) -> Hand:
     )
 
 
-def written_out(
+def write_out_views(
     pool: Pool, views: Sequence[View], hands: Sequence[Sequence[Sequence[Hand]]]
 ) -> tuple[Pool, list[list[list[ClientData]]]]:
     """Return a pool of the examples as they are seen by the views, each once by each, and the clients of each stage."""
@@ -118,7 +118,7 @@ def _as_they_show(
                 np.ascontiguousarray(view.transform(x.numpy(), y.numpy(), mine.numpy()))
             )
         xs.append(torch.rot90(x, view.quarter_turns, (-2, -1)) if view.quarter_turns else x)
-        ys.append(y if view.label_map is None else mapped(y, view.label_map))
+        ys.append(y if view.label_map is None else map_labels(y, view.label_map))
     if len(shapes := {tuple(x.shape[1:]) for x in xs}) > 1:
         raise DataError(
             f"all clients should see images of one shape, but views show them as {sorted(shapes)}"
@@ -251,7 +251,7 @@ class Backdoor:
         return x
 
 
-def poisoned(
+def poison_federation(
     federation: Federation, liars: Collection[int], poison: Poison, seed: int
 ) -> PoisonedFederation:
     """Return a federation with what clients hold poisoned; which examples are is drawn by seed and key."""

@@ -35,9 +35,9 @@ from fedclade.data.arrays import (
     check_name,
     check_numbering,
     check_range,
-    groups_of,
-    inputs_as,
-    outputs_of,
+    convert_inputs,
+    count_outputs,
+    group_by_label,
     require_outputs,
     whole_number,
 )
@@ -172,7 +172,7 @@ class Pool:
             check_range(indices, len(self.x), f"the {split} indices of pool {self.name!r}")
         require_outputs(self.outputs, f"outputs of pool {self.name!r}")
         if self.y.is_floating_point():
-            if (needed := outputs_of(self.y, self.task)) != self.outputs:
+            if (needed := count_outputs(self.y, self.task)) != self.outputs:
                 raise DataError(
                     f"outputs of pool {self.name!r} should be {needed}, as its targets, got "
                     f"{self.outputs}"
@@ -250,7 +250,14 @@ class Pool:
         if not outputs:
             check_numbering(y, f"labels of pool {name!r}", task)
         return cls(
-            name, x, y, groups_of(y, task), train, test, outputs or outputs_of(y, task), **more
+            name,
+            x,
+            y,
+            group_by_label(y, task),
+            train,
+            test,
+            outputs or count_outputs(y, task),
+            **more,
         )
 
     def known(self, digest: str, reopen: Callable[..., Pool], *arguments: str) -> None:
@@ -330,7 +337,7 @@ class Pool:
             If tokens are no whole numbers of at least 0.
         """
         check_input_kind(kind)
-        x = inputs_as(self.x, kind, f"inputs of pool {self.name!r}")
+        x = convert_inputs(self.x, kind, f"inputs of pool {self.name!r}")
         return self if x is self.x else replace(self, x=x)
 
     def inputs(self, indices: Indices, quarter_turns: int = 0) -> Tensor:

@@ -63,10 +63,10 @@ def read_parts(given: Mapping[str, Any], task: TaskKind | None) -> Examples:
     tensors = [x for x, _ in read.values() if isinstance(x, Tensor)]
     texts = [text for x, _ in read.values() if isinstance(x, list) for text in x]
     x = torch.cat(tensors) if tensors else texts
-    return Examples(x, torch.cat(targets), task, rows_of([len(y) for y in targets]))
+    return Examples(x, torch.cat(targets), task, number_rows([len(y) for y in targets]))
 
 
-def rows_of(sizes: Sequence[int]) -> list[Indices]:
+def number_rows(sizes: Sequence[int]) -> list[Indices]:
     """Return the indices of each of several parts of these sizes, one behind the other."""
     return np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
 

@@ -43,12 +43,12 @@ class Shift:
 def shift_views(
     pool: Pool, name: str, *, clients: int, clusters: int = 1, seed: int = 0, **arguments: Any
 ) -> tuple[list[View], tuple[int, ...]]:
-    """Return how each cluster sees the data by a shift of :func:`shift_named`, and the cluster of each client.
+    """Return how each cluster sees the data by a shift of :func:`find_shift`, and the cluster of each client.
 
     Client ``i`` belongs to cluster ``i mod clusters``, so clusters differ in size by one client at
     most; unless the shift draws a view for each client.
     """
-    shift = shift_named(name)
+    shift = find_shift(name)
     check_arguments(f"shift {name!r}", shift.views, arguments)
     if shift.of_clients:
         require(
@@ -175,7 +175,7 @@ SHIFTS: Mapping[str, Shift] = MappingProxyType(
 )
 
 
-def shift_named(name: object) -> Shift:
+def find_shift(name: object) -> Shift:
     """Return a shift by its name: one of :data:`SHIFTS`, a package's, or ``module:function``.
 
     A user's own is a function ``views(pool, clusters, seed, *, ...)`` that returns a :class:`View`

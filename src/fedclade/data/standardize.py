@@ -24,7 +24,7 @@ AT_A_TIME = 2**14
 """Clients of a table whose labels are counted in one go."""
 
 
-def standardized(
+def standardize_inputs(
     x: Tensor,
     columns: Columns | None,
     clients: Sequence[ClientData],
@@ -63,7 +63,7 @@ def standardized(
     )
 
 
-def statistics(federation: Federation, query: StatisticsQuery) -> Statistics:
+def compute_statistics(federation: Federation, query: StatisticsQuery) -> Statistics:
     """Return what the training examples of the queried clients come to, with inputs as they were before scaling."""
     pool = federation.pool
 
@@ -101,7 +101,7 @@ def _counted(federation: Federation, table: ClientTable, query: StatisticsQuery)
     return Statistics(counted, labels=labels) if query.labels else Statistics(counted)
 
 
-def rescaled(federation: Federation, by: Statistics) -> Federation:
+def rescale_federation(federation: Federation, by: Statistics) -> Federation:
     """Return a federation that was standardized by its own examples, standardized by those of more clients."""
     pool = federation.pool
     assert pool.columns is not None

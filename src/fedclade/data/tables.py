@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedclade.core import DataError, Indices, import_extra
-from fedclade.data.arrays import stamps
+from fedclade.data.arrays import stamp_files
 
 # JSON files in the layout of LEAF (Caldas et al. 2018, arXiv:1812.01097).
 #
@@ -149,7 +149,7 @@ class FolderTables(Tables):
     @property
     def key(self) -> object:
         """Path, size and time of the last change of every file."""
-        return stamps(sorted(self.folder.glob("*.parquet")))
+        return stamp_files(sorted(self.folder.glob("*.parquet")))
 
     def has(self, split: str) -> bool:
         """Return whether there is a file of this split."""

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedclade.core import IGNORED, DataError, TaskKind, require, rng
-from fedclade.data.arrays import Arrays, cached, stamps
+from fedclade.data.arrays import Arrays, load_cached, stamp_files
 from fedclade.data.pool import Pool
 from fedclade.data.tables import (
     HubTables,
@@ -86,7 +86,7 @@ def next_words(sequences: Sequence[Sequence[int]], length: int) -> tuple[Tokens,
     return x, pad([sequence[1:] for sequence in sequences], length, filler=IGNORED)
 
 
-def windows(sequence: list[T], length: int) -> list[list[T]]:
+def cut_windows(sequence: list[T], length: int) -> list[list[T]]:
     """Cut a long sequence into runs of ``length`` targets; a run starts with the last token of the run before it.
 
     So every token but the first is a target exactly once. A sequence of fewer than two tokens has
@@ -138,7 +138,7 @@ def pool_from_corpus(
     )
     options = [task, sequence_length, vocabulary_size]
     key = {"source": key, "options": options}
-    arrays = cached(name, key, lambda: _arrays(read(), task, sequence_length, vocabulary_size))
+    arrays = load_cached(name, key, lambda: _arrays(read(), task, sequence_length, vocabulary_size))
     vocabulary = tuple(arrays["vocabulary"].tolist())
     more = {"task": task, "natural": arrays.get("owners"), "vocabulary": vocabulary}
     return Pool.of_arrays(
@@ -254,7 +254,7 @@ def load_tiny_shakespeare(
     else:
         file = data_dir / "tiny_shakespeare" / "input.txt"
         key, text, where = (
-            stamps([file] if file.exists() else []),
+            stamp_files([file] if file.exists() else []),
             partial(_text_from_file, file),
             str(file),
         )
@@ -281,7 +281,7 @@ def load_sent140(
     """
     leaf = find_leaf(data_dir, "sent140")
     if leaf:
-        key, read = stamps(leaf.files), partial(_read_sent140_leaf, leaf)
+        key, read = stamp_files(leaf.files), partial(_read_sent140_leaf, leaf)
     else:
         tables = open_tables("sent140", data_dir)
         key, read = tables.key, partial(_read_sent140, tables)
@@ -340,7 +340,9 @@ def _text_from_hub(tables: HubTables) -> str:
 def _read_shakespeare(text: Callable[[], str], where: str, sequence_length: int) -> Corpus:
     said = _by_speaker(text())
     runs = [
-        (speaker, run) for speaker, words in said.items() for run in windows(words, sequence_length)
+        (speaker, run)
+        for speaker, words in said.items()
+        for run in cut_windows(words, sequence_length)
     ]
     if not runs:
         raise DataError(

@@ -24,15 +24,15 @@ from fedclade.core import (
     shown,
     unknown,
 )
-from fedclade.data.agreement import DataSource, Encoding, Proposal, frequent_first
-from fedclade.data.arrays import InputKind, check_input_kind, inputs_as, outputs_of
-from fedclade.data.client_data import Augment, augment_of
+from fedclade.data.agreement import DataSource, Encoding, Proposal, sort_by_frequency
+from fedclade.data.arrays import InputKind, check_input_kind, convert_inputs, count_outputs
+from fedclade.data.client_data import Augment, resolve_augment
 from fedclade.data.federation import ClientData, Federation
 from fedclade.data.partition import set_aside
 from fedclade.data.pool import Columns, Pool
 from fedclade.data.reading import Examples, is_dataset, is_pair, read_parts
 from fedclade.data.schema import DataSchema, SchemaError, read_declared
-from fedclade.data.standardize import Standardize, standardized
+from fedclade.data.standardize import Standardize, standardize_inputs
 from fedclade.data.texts import SPECIALS, build_vocabulary, encode, pad, split_words
 
 # Any torch data set as a pool, or as all that one client has.
@@ -80,7 +80,7 @@ def pool_from_torch(
     read = read_parts(given, task)
     train, *tested = read.parts
     check_input_kind(inputs_are)
-    x = inputs_as(_numbers(read), inputs_are, f"inputs of {name!r}")
+    x = convert_inputs(_numbers(read), inputs_are, f"inputs of {name!r}")
     return Pool.of_examples(name, x, read.y, train, tested[0] if tested else train[:0], task=task)
 
 
@@ -143,7 +143,7 @@ def one_client(
     given |= {} if validation is None else {f"validation data of {name!r}": validation}
     read = read_parts(given, task)
     trained, tested, *validated = read.parts
-    if labels is not None and (needed := outputs_of(read.y, task)) > labels:
+    if labels is not None and (needed := count_outputs(read.y, task)) > labels:
         raise DataError(
             f"client {name!r} has examples of label {needed - 1}, so labels should be above that, "
             f"got {labels}"
@@ -152,7 +152,7 @@ def one_client(
         raise DataError(f"the key of client {name!r} should be at least 0, got {key}")
     more = {"task": task, "mean": mean, "std": std}
     check_input_kind(inputs_are)
-    x = inputs_as(_numbers(read), inputs_are, f"inputs of client {name!r}")
+    x = convert_inputs(_numbers(read), inputs_are, f"inputs of client {name!r}")
     pool = Pool.of_examples("custom", x, read.y, trained, tested, outputs=labels, **more)
     client = ClientData(0, name, key, trained, validated[0] if validated else trained[:0], tested)
     return Federation(pool, (client,), description="clients with data of their own")
@@ -261,7 +261,7 @@ class OwnSettings:
             ("newcomers.samples_per_client", few, few is None or few >= 2, "at least 2"),
             ("seed", self.seed, self.seed >= 0, "at least 0"),
         )
-        augment_of(self.augment)
+        resolve_augment(self.augment)
 
 
 @dataclass(frozen=True, eq=False)
@@ -357,7 +357,7 @@ def federation(
             raise ConfigError(
                 "a schema of federation() is for texts, got inputs that are numbers; leave it out"
             )
-        return own_federation(
+        return build_federation(
             held, read.x, read.y, settings, true_clusters, name=name, task=read.task, outputs=labels
         )
     source = TextSource(
@@ -412,7 +412,7 @@ class TextSource(DataSource):
     def _encode(self, schema: DataSchema) -> Federation:
         """Return the federation, encoded by a schema; without words by those of the training texts."""
         schema = self._completed(schema)
-        made = own_federation(
+        made = build_federation(
             self.held,
             self.texts,
             self.y,
@@ -431,7 +431,7 @@ class TextSource(DataSource):
         return replace(made, encoding=encoding)
 
 
-def own_federation(
+def build_federation(
     held: Sequence[Held],
     x: Tensor | list[str],
     y: Tensor,
@@ -461,18 +461,20 @@ def own_federation(
     test = np.concatenate([client.test for client in members[:n]])
     vocabulary: tuple[str, ...] = ()
     if isinstance(x, Tensor):
-        x = inputs_as(x, settings.inputs_are, "inputs")
+        x = convert_inputs(x, settings.inputs_are, "inputs")
     else:
         x, vocabulary = _tokens(x, train, settings, words)
     if settings.standardize != "none":
-        x, columns = standardized(x, columns, members[:n], members[n:], settings.standardize)
+        x, columns = standardize_inputs(x, columns, members[:n], members[n:], settings.standardize)
     pool = Pool.of_examples(name, x, y, train, test, vocabulary=vocabulary, columns=columns, **more)
     truth = None if true_clusters is None else _truth(members, true_clusters)
 
     def of(some: Sequence[ClientData], newcomers: Federation | None = None) -> Federation:
         known = None if truth is None else {client.id: truth[client.name] for client in some}
         text = f"{pool.name}, {len(some)} client{'s' if len(some) > 1 else ''}"
-        return Federation(pool, tuple(some), known, text, newcomers, augment_of(settings.augment))
+        return Federation(
+            pool, tuple(some), known, text, newcomers, resolve_augment(settings.augment)
+        )
 
     return of(members[:n], of(members[n:]) if late else None)
 
@@ -497,7 +499,7 @@ def count_words(
         client = _client(place, first_key + place, each, settings, newcomer=False)
         for row in client.train.tolist():
             counts.update(split_words(texts[int(row)]))
-    frequent = frequent_first(counts)[: settings.vocabulary_size - len(SPECIALS)]
+    frequent = sort_by_frequency(counts)[: settings.vocabulary_size - len(SPECIALS)]
     words = tuple(word for word, _ in frequent)
     return (*SPECIALS, *words), tuple(count for _, count in frequent)
 

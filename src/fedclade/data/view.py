@@ -75,7 +75,7 @@ def require_images(pool: Pool, name: str) -> None:
         )
 
 
-def turned(images: Pixels, degrees: float) -> Pixels:
+def rotate_images(images: Pixels, degrees: float) -> Pixels:
     """Return images ``[n, C, H, W]`` turned counter-clockwise as PIL's ``Image.rotate`` does by default.
 
     By nearest neighbours, of the same size, black where there was nothing; in PIL's fixed-point
@@ -269,7 +269,7 @@ class Turned:
         found = images.copy()
         for label, degrees in self.degrees:
             mine = labels == label
-            found[mine] = turned(images[mine], degrees)
+            found[mine] = rotate_images(images[mine], degrees)
         found = np.broadcast_to(found, (len(found), 3, *found.shape[2:])).copy()
         if self.channel is not None:
             found[:, self.channel] = 255

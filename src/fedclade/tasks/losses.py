@@ -16,7 +16,7 @@ from fedclade.tasks.model_mixture import ModelMixture
 # numbers.
 
 
-def mixed(kind: TaskKind, outputs: Tensor, weights: Tensor) -> Tensor:
+def mix_outputs(kind: TaskKind, outputs: Tensor, weights: Tensor) -> Tensor:
     """Return Σ_k π_k p_k for a mixture of K models, in the form of one model's outputs ``[m, ...]``.
 
     ``outputs`` ``[K, m, ...]`` are logits, whose probabilities are mixed and become logits again;
@@ -37,10 +37,10 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     nats = functional.cross_entropy(
         outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="none"
     )
-    return nats.view(len(targets), -1).sum(1) / counted(targets).clamp(min=1)
+    return nats.view(len(targets), -1).sum(1) / count_targets(targets).clamp(min=1)
 
 
-def counted(targets: Tensor) -> Tensor:
+def count_targets(targets: Tensor) -> Tensor:
     """Return how many targets of each example count, int64 ``[B]``: places of a text; 1 of a label or of numbers."""
     if targets.is_floating_point():
         return torch.ones(len(targets), dtype=torch.int64, device=targets.device)

@@ -177,7 +177,7 @@ class Metric:
         return score >= target if self.higher_is_better else score <= target
 
 
-def noted_metrics(summary: Mapping[str, Any]) -> tuple[Metric, ...]:
+def read_metrics(summary: Mapping[str, Any]) -> tuple[Metric, ...]:
     """Return the metrics of a run by its summary, the one that counts first; earlier versions did not note them."""
     if "metrics" in summary:
         return tuple(Metric(**each) for each in summary["metrics"])

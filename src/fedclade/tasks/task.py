@@ -26,7 +26,7 @@ from fedclade.core import (
     unknown,
 )
 from fedclade.tasks.arguments import LossOver, check_arguments
-from fedclade.tasks.losses import KINDS, LOSSES, SHAPES, Loss, Shapes, counted, cross_entropy
+from fedclade.tasks.losses import KINDS, LOSSES, SHAPES, Loss, Shapes, count_targets, cross_entropy
 from fedclade.tasks.metrics import Metric, check_metric, metric
 
 Weights = Literal["balanced"] | Sequence[float]
@@ -369,7 +369,7 @@ class FittedTask:
         if self.over_batch and weights is None:
             return self.batch_loss(outputs, targets)
         if weights is not None:
-            counts = counted(targets)
+            counts = count_targets(targets)
             return (
                 self.losses(outputs, targets) * counts * weights.to(outputs)
             ).sum() / counts.sum()
@@ -377,7 +377,7 @@ class FittedTask:
             return functional.cross_entropy(
                 outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORED
             )
-        return self.total_loss(outputs, targets) / counted(targets).sum()
+        return self.total_loss(outputs, targets) / count_targets(targets).sum()
 
     def total_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the sum over the targets of a batch that count."""
@@ -385,8 +385,8 @@ class FittedTask:
             flat = outputs.flatten(0, -2), targets.flatten()
             return functional.cross_entropy(*flat, ignore_index=IGNORED, reduction="sum")
         if self.over_batch:
-            return self.batch_loss(outputs, targets) * counted(targets).sum()
-        return (self.losses(outputs, targets) * counted(targets)).sum()
+            return self.batch_loss(outputs, targets) * count_targets(targets).sum()
+        return (self.losses(outputs, targets) * count_targets(targets)).sum()
 
 
 def _check_loss_over(task: FittedTask) -> None:

@@ -31,7 +31,7 @@ from fedclade.core import (
     make_usable,
     require,
 )
-from fedclade.data import ClientData, Federation, Pool, statistics
+from fedclade.data import ClientData, Federation, Pool, compute_statistics
 from fedclade.tasks import FittedTask, Task
 from fedclade.training import loop
 from fedclade.training.auto import build_engine
@@ -401,7 +401,7 @@ class SimulatedClients(Workers):
 
     def handle_statistics(self, query: StatisticsQuery) -> Statistics:
         """Let each client add up its training examples, see :class:`~fedclade.core.Statistics`."""
-        return statistics(self._stages.in_round(query.data_round).federation, query)
+        return compute_statistics(self._stages.in_round(query.data_round).federation, query)
 
     def handle_shifts(self, query: ShiftQuery) -> Tensor:
         """Let each client compare its labels with those of before, see :func:`~fedclade.training.clients.shifts`."""
