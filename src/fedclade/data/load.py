@@ -281,7 +281,9 @@ def _client_data(
     trains, tests = split_train_test(pool, parts, test_samples, seed)
     members: list[ClientData] = []
     for i, view in enumerate(views):
-        train, validation = set_aside(trains[i], validation_fraction, "validation", seed, i)
+        train, validation = set_aside(
+            trains[i], validation_fraction, "validation", seed=seed, client=i
+        )
         draw = rng.generator(seed, "classes", i)
         train, validation, test = (
             view.chosen(indices, pool, draw) for indices in (train, validation, tests[i])

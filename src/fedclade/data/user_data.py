@@ -518,12 +518,12 @@ def _client(number: int, key: int, held: Held, settings: OwnSettings, newcomer: 
             + (", one to be tested on; leave it out, or give it test data" if needed > 1 else "")
         )
     if test is None:
-        train, test = set_aside(train, settings.test_fraction, "test", seed, key)
+        train, test = set_aside(train, settings.test_fraction, "test", seed=seed, client=key)
     if validation is None:
         validation = train[:0]
         if settings.validation_fraction:
             train, validation = set_aside(
-                train, settings.validation_fraction, "validation", seed, key
+                train, settings.validation_fraction, "validation", seed=seed, client=key
             )
     return ClientData(number, held.name, key, train, validation, test)
 
