@@ -10,7 +10,7 @@ import torch
 
 from fedclade import FedcladeError, federation_from_frame
 from fedclade.data.columns import Sheet
-from fedclade.data.files import Chosen, federation_from_sheets
+from fedclade.data.files import ColumnChoice, federation_from_sheets
 from fedclade.data.user_data import OwnSettings
 
 COLUMNS: dict[str, list[Any]] = {
@@ -176,7 +176,7 @@ def test_bytes_are_refused() -> None:
 
 def of_sheets(*columns: dict[str, list[Any]]) -> Any:
     sheets = [Sheet(pa.table(each), f"{name}.csv", name) for name, each in zip("abc", columns, strict=False)]
-    return federation_from_sheets(sheets, Chosen(("y",)), "files", OwnSettings())
+    return federation_from_sheets(sheets, ColumnChoice(("y",)), "files", OwnSettings())
 
 
 def test_categories_are_those_of_all_clients() -> None:

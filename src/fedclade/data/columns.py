@@ -1,4 +1,7 @@
-"""Tables with the same columns, read column by column; what is of no use is refused by table, column and row."""
+"""Columns of tables: reading and encoding.
+
+Errors name the table, the column and the row.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from torch import Tensor
 from fedclade.core import DataError, shown, unknown
 from fedclade.data.cell_values import first_other_text
 from fedclade.data.csv_format import CsvFile
-from fedclade.data.schema import MOST_CATEGORIES, InputColumn, SchemaError
+from fedclade.data.schema import MOST_CATEGORIES, InputColumn, SchemaError, show_names
 
 Table = Any
 """A ``pyarrow.Table``: pyarrow is imported where a table is read."""
@@ -34,79 +37,108 @@ IN_WORDS: Mapping[ColumnKind, str] = {
 
 @dataclass(frozen=True, eq=False)
 class Sheet:
-    """One table, where it is from, and whose it is, if it is one client's alone."""
+    """A table and its origin.
+
+    Parameters
+    ----------
+    table
+        The table.
+    where
+        Name of the table in messages, such as its path.
+    client
+        Name of the client that owns all of its rows; None if they belong to several.
+    csv
+        The CSV file that the table was read from, if any.
+    """
 
     table: Table
     where: str
     client: str | None
-    csv: CsvFile | None = None  # that the table was read from
+    csv: CsvFile | None = None
 
 
 class Rows:
-    """The rows of several tables, one behind the other; every message names the table and the row, from 1 on."""
+    """Concatenated rows of several tables. Messages name the table and the row, from 1.
+
+    Raises
+    ------
+    DataError
+        If a table has no rows.
+    """
 
     def __init__(self, sheets: Sequence[Sheet]) -> None:
-        self.sheets, self.tables = sheets, [sheet.table for sheet in sheets]
-        self._found: dict[str, tuple[NDArray[np.str_], NDArray[np.int64]]] = {}
+        self.sheets = sheets
+        self.tables = [sheet.table for sheet in sheets]
+        self._categories: dict[str, tuple[NDArray[np.str_], NDArray[np.int64]]] = {}
         for sheet in sheets:
             if sheet.table.num_rows == 0:
                 raise DataError(f"{sheet.where} has no rows")
 
-    def others(self, apart: Sequence[str]) -> list[str]:
-        """Return all columns but some; all tables must have the same."""
+    def list_other_columns(self, reserved: Sequence[str]) -> list[str]:
+        """Return all columns that are not reserved; a DataError if tables have other columns."""
         first = self.sheets[0]
+        expected = set(first.table.column_names)
         for sheet in self.sheets[1:]:
-            there, expected = set(sheet.table.column_names), set(first.table.column_names)
-            if there != expected:
-                differ = {"lacks": expected - there, "has besides": there - expected}
-                what = " and ".join(
-                    f"{verb} {', '.join(map(repr, sorted(odd)))}"
-                    for verb, odd in differ.items()
-                    if odd
-                )
+            present = set(sheet.table.column_names)
+            problems: list[str] = []
+            if missing := expected - present:
+                problems.append(f"lacks {show_names(sorted(missing))}")
+            if extra := present - expected:
+                problems.append(f"has besides {show_names(sorted(extra))}")
+            if problems:
                 raise DataError(
-                    f"{sheet.where} should have the columns of {first.where}, but {what}; name "
-                    "'inputs'"
+                    f"{sheet.where} should have the columns of {first.where}, but "
+                    f"{' and '.join(problems)}; name 'inputs'"
                 )
-        found = [column for column in first.table.column_names if column not in apart]
-        if not found:
+        others = [column for column in first.table.column_names if column not in reserved]
+        if not others:
             raise DataError(
-                f"{first.where} has no column to predict from besides {', '.join(map(repr, apart))}"
+                f"{first.where} has no column to predict from besides {show_names(reserved)}"
             )
-        return found
+        return others
 
     def kind(self, column: str) -> ColumnKind:
-        """Return what a column holds; a DataError if that differs, or is of no use."""
+        """Return the kind of a column's values.
+
+        Raises
+        ------
+        DataError
+            If tables differ in it, or the values can be neither numbers nor texts.
+        """
         kinds: list[ColumnKind | None] = [
-            _kind(sheet.table, column, sheet.where) for sheet in self.sheets
+            _detect_kind(sheet.table, column, sheet.where) for sheet in self.sheets
         ]
-        found: set[ColumnKind] = {kind for kind in kinds if kind is not None}
-        if found <= {"whole", "number"}:
-            return "whole" if found == {"whole"} else "number"
-        if found <= {"bool", "text"}:
-            return "bool" if found == {"bool"} else "text"
+        different: set[ColumnKind] = {kind for kind in kinds if kind is not None}
+        if different <= {"whole", "number"}:
+            return "whole" if different == {"whole"} else "number"
+        if different <= {"bool", "text"}:
+            return "bool" if different == {"bool"} else "text"
         known: list[tuple[ColumnKind, str]] = [
-            (kind, sheet.where) for kind, sheet in zip(kinds, self.sheets, strict=True) if kind
+            (kind, sheet.where)
+            for kind, sheet in zip(kinds, self.sheets, strict=True)
+            if kind is not None
         ]
         (one, here), *rest = known
         other, there = next(each for each in rest if is_number(each[0]) != is_number(one))
         raise DataError(
             f"column {column!r} should hold the same kind of values everywhere, got "
             f"{IN_WORDS[one]} in {here} and {IN_WORDS[other]} in "
-            f"{there}{self._odd_text(column, kinds)}"
+            f"{there}{self._show_odd_text(column, kinds)}"
         )
 
-    def _odd_text(self, column: str, kinds: Sequence[ColumnKind | None]) -> str:
+    def _show_odd_text(self, column: str, kinds: Sequence[ColumnKind | None]) -> str:
         """Return the first text that is no number, for a message; empty if there is none."""
         for sheet, kind in zip(self.sheets, kinds, strict=True):
-            found = first_other_text(sheet.table[column]) if kind == "text" else None
-            if found is not None:
-                row, text = found
+            if kind != "text":
+                continue
+            odd = first_other_text(sheet.table[column])
+            if odd is not None:
+                row, text = odd
                 return f", such as {shown(text)} in row {row} of {sheet.where}"
         return ""
 
     def numbers(self, column: str) -> NDArray[np.float64]:
-        """Return a column of numbers."""
+        """Return a column of numbers, float64 ``[N]``; a DataError if a cell is empty."""
         import pyarrow as pa
 
         parts = [table[column].cast(pa.float64()).to_numpy() for table in self.tables]
@@ -114,59 +146,66 @@ class Rows:
         return np.concatenate(parts)
 
     def texts(self, column: str, *, empty: bool = False) -> NDArray[np.object_]:
-        """Return a column as texts, whatever it holds, which may be ``empty`` ones."""
+        """Return a column of any kind as texts ``[N]``; ``empty`` allows empty texts."""
         import pyarrow as pa
 
         for sheet in self.sheets:
-            _require(sheet.table, column, sheet.where)
-        parts = [
-            table[column].cast(pa.string()).to_numpy(zero_copy_only=False) for table in self.tables
-        ]
-        self.refuse(
-            [
-                np.array([text is None or (not empty and not text) for text in p], bool)
-                for p in parts
-            ],
-            column,
-            parts,
-        )
+            _check_column(sheet.table, column, sheet.where)
+        parts: list[NDArray[Any]] = []
+        refused: list[NDArray[np.bool_]] = []
+        for table in self.tables:
+            texts = table[column].cast(pa.string()).to_numpy(zero_copy_only=False)
+            parts.append(texts)
+            refused.append(
+                np.array([text is None or (not empty and not text) for text in texts], bool)
+            )
+        self.refuse(refused, column, parts)
         return np.concatenate(parts)
 
     def refuse(
         self,
-        odd: Sequence[NDArray[np.bool_]],
+        refused: Sequence[NDArray[np.bool_]],
         column: str,
         values: Sequence[NDArray[Any]],
         rule: str = "",
     ) -> None:
-        """Raise a DataError for the first row that is odd."""
-        for sheet, rows, held in zip(self.sheets, odd, values, strict=True):
-            if rows.any():
-                first, more = (
-                    int(rows.argmax()),
-                    f" (and {rows.sum() - 1} more)" if rows.sum() > 1 else "",
-                )
-                value: Any = held[first : first + 1].tolist()[0]
-                what = (
-                    "an empty cell"
-                    if value is None or value == "" or value != value
-                    else shown(value)
-                )
-                fix = rule or "fill it in, or leave the row or the column out"
-                raise DataError(
-                    f"{sheet.where}: column {column!r} has {what} in row {first + 1}{more}; {fix}"
-                )
+        """Raise a DataError for the first row that is refused.
+
+        Parameters
+        ----------
+        refused
+            Whether each row is refused, ``[n]`` for each table.
+        column
+            Name of the column.
+        values
+            Values of the column, ``[n]`` for each table.
+        rule
+            Advice for the user; by default that for empty cells.
+        """
+        for sheet, rows, cells in zip(self.sheets, refused, values, strict=True):
+            if not rows.any():
+                continue
+            first = int(rows.argmax())
+            more = f" (and {rows.sum() - 1} more)" if rows.sum() > 1 else ""
+            value: Any = cells[first : first + 1].tolist()[0]
+            # NaN alone differs from itself.
+            is_empty = value is None or value == "" or value != value
+            what = "an empty cell" if is_empty else shown(value)
+            fix = rule or "fill it in, or leave the row or the column out"
+            raise DataError(
+                f"{sheet.where}: column {column!r} has {what} in row {first + 1}{more}; {fix}"
+            )
 
     def categories(self, column: str) -> tuple[str, ...]:
-        """Return the categories of a column in sorted order, with those that a pandas data frame declares."""
-        found, _ = self._categories_of(column)
-        declared = {
-            category for table in self.tables for category in _declared_categories(table, column)
-        }
-        return tuple(sorted({*found, *declared}))
+        """Return the categories of a column in sorted order, and those that pandas declares."""
+        present, _ = self._find_categories(column)
+        categories: set[str] = {*present}
+        for table in self.tables:
+            categories.update(_list_declared_categories(table, column))
+        return tuple(sorted(categories))
 
     def describe_inputs(self, columns: Sequence[str]) -> tuple[InputColumn, ...]:
-        """Return the columns as a schema has them, with their categories."""
+        """Return the descriptions of columns for a schema, with their categories."""
         described: list[InputColumn] = []
         for column in columns:
             if is_number(self.kind(column)):
@@ -183,7 +222,13 @@ class Rows:
         return tuple(described)
 
     def encode_inputs(self, columns: Sequence[InputColumn]) -> Tensor:
-        """Return the input columns of a schema as float64 ``[N, F]``; a SchemaError if they do not fit it."""
+        """Encode the input columns of a schema, float64 ``[N, F]``.
+
+        Raises
+        ------
+        SchemaError
+            If a column has another kind than in the schema, or a category that it lacks.
+        """
         parts: list[NDArray[Any]] = []
         for column in columns:
             kind = self.kind(column.name)
@@ -203,28 +248,48 @@ class Rows:
     def category_places(
         self, column: str, categories: Sequence[str], what: str
     ) -> NDArray[np.int64]:
-        """Return the place of each row's text among the categories or labels of a schema, int64 ``[N]``."""
-        found, inverse = self._categories_of(column)
+        """Return the position of each row's text among categories or labels, int64 ``[N]``.
+
+        ``what`` names an entry of the list, for messages.
+        """
+        present, inverse = self._find_categories(column)
         place_of = {category: place for place, category in enumerate(categories)}
-        places = np.array([place_of.get(category, -1) for category in found], dtype=np.int64)
-        self.refuse_unknown(places[inverse] < 0, column, found[inverse], categories, what)
+        places = np.array([place_of.get(category, -1) for category in present], dtype=np.int64)
+        self.refuse_unknown(
+            places[inverse] < 0, column, present[inverse], known=categories, what=what
+        )
         return places[inverse]
 
     def refuse_unknown(
         self,
-        odd: NDArray[np.bool_],
+        refused: NDArray[np.bool_],
         column: str,
         values: NDArray[Any],
+        *,
         known: Sequence[object],
         what: str,
     ) -> None:
-        """Raise a SchemaError for the first row whose value is not in the schema."""
-        if not odd.any():
+        """Raise a SchemaError for the first row whose value is not in the schema.
+
+        Parameters
+        ----------
+        refused
+            Whether the value of each row is unknown, ``[N]``.
+        column
+            Name of the column.
+        values
+            Values of all rows, ``[N]``.
+        known
+            The values of the schema.
+        what
+            Name of such a value in messages, such as ``"label"``.
+        """
+        if not refused.any():
             return
-        row = int(odd.argmax())
-        unknown_values = list(dict.fromkeys(values[odd].tolist()))
+        row = int(refused.argmax())
+        unknown_values = list(dict.fromkeys(values[refused].tolist()))
         more = f" (and {len(unknown_values) - 1} more)" if len(unknown_values) > 1 else ""
-        where, row = self._place_of(row)
+        where, row = self._locate_row(row)
         listed = ", ".join(map(str, known[:SHOWN_CATEGORIES]))
         listed += ", ..." if len(known) > SHOWN_CATEGORIES else ""
         rule = f"no {what} of the schema"
@@ -235,23 +300,24 @@ class Rows:
             f"column {column!r} has a value that is {rule}; {fix}",
         )
 
-    def _place_of(self, row: int) -> tuple[str, int]:
-        """Return the table of a row, and its place in that table."""
+    def _locate_row(self, row: int) -> tuple[str, int]:
+        """Return the name of a row's table, and the row's number in that table, from 0."""
         for sheet in self.sheets:
             if row < sheet.table.num_rows:
                 return sheet.where, row
             row -= sheet.table.num_rows
         raise IndexError(row)
 
-    def _categories_of(self, column: str) -> tuple[NDArray[np.str_], NDArray[np.int64]]:
-        """Return the different texts of a column in sorted order, and the place of each row's text among them."""
-        if column not in self._found:
-            self._found[column] = np.unique(self.texts(column).astype(np.str_), return_inverse=True)
-        return self._found[column]
+    def _find_categories(self, column: str) -> tuple[NDArray[np.str_], NDArray[np.int64]]:
+        """Return the sorted different texts of a column, and the position of each row's text."""
+        if column not in self._categories:
+            texts = self.texts(column).astype(np.str_)
+            self._categories[column] = np.unique(texts, return_inverse=True)
+        return self._categories[column]
 
 
 def arrow_table(frame: Any) -> Table:
-    """Return a data frame as an Arrow table."""
+    """Convert a data frame to an Arrow table; a DataError if that is not possible."""
     import pyarrow as pa
 
     try:
@@ -263,7 +329,8 @@ def arrow_table(frame: Any) -> Table:
             return pa.Table.from_pandas(frame, preserve_index=False)
         return pa.table(frame)
     except (pa.ArrowException, TypeError, ValueError) as error:
-        if hasattr(frame, "columns"):  # the reason names the column
+        if hasattr(frame, "columns"):
+            # The arguments of pyarrow's error name the column.
             reason = " ".join(map(str, error.args))
             raise DataError(
                 f"the data frame should have values of one type in each column: {reason}"
@@ -275,11 +342,12 @@ def arrow_table(frame: Any) -> Table:
 
 
 def is_number(kind: ColumnKind) -> bool:
-    """Return whether a column holds numbers."""
+    """Return whether a column of this kind has numbers."""
     return kind in ("whole", "number")
 
 
-def _require(table: Table, column: str, where: str) -> None:
+def _check_column(table: Table, column: str, where: str) -> None:
+    """Check that a table has exactly one column of a name."""
     if column not in table.column_names:
         raise DataError(unknown(f"column of {where}:", column, table.column_names))
     if table.column_names.count(column) > 1:
@@ -289,13 +357,14 @@ def _require(table: Table, column: str, where: str) -> None:
         )
 
 
-def _kind(table: Table, column: str, where: str) -> ColumnKind | None:
-    """Return what a column of a table holds; None if all its cells are empty."""
+def _detect_kind(table: Table, column: str, where: str) -> ColumnKind | None:
+    """Return the kind of a column's values in one table; None if all its cells are empty."""
     import pyarrow.types as types
 
-    _require(table, column, where)
+    _check_column(table, column, where)
     found = table.schema.field(column).type
-    found = found.value_type if types.is_dictionary(found) else found
+    if types.is_dictionary(found):
+        found = found.value_type
     if types.is_null(found):
         return None
     if types.is_boolean(found):
@@ -316,13 +385,15 @@ def _kind(table: Table, column: str, where: str) -> ColumnKind | None:
     )
 
 
-def _declared_categories(table: Table, column: str) -> list[str]:
-    """Return the categories that a pandas data frame declares for a column, whether its rows have them or not."""
+def _list_declared_categories(table: Table, column: str) -> list[str]:
+    """Return the categories that pandas declares for a column, also those that no row has."""
     import pyarrow as pa
     import pyarrow.types as types
 
     is_of_pandas = b"pandas" in (table.schema.metadata or {})
     if not is_of_pandas or not types.is_dictionary(table.schema.field(column).type):
         return []
-    chunks = [chunk.dictionary.cast(pa.string()).to_pylist() for chunk in table[column].chunks]
-    return [category for chunk in chunks for category in chunk if category]
+    categories: list[str] = []
+    for chunk in table[column].chunks:
+        categories += chunk.dictionary.cast(pa.string()).to_pylist()
+    return [category for category in categories if category]

@@ -265,7 +265,7 @@ class OwnSettings:
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class ClientRows:
     """Which examples a client brings; what is None, it sets aside from its training examples."""
 
     name: str
@@ -342,7 +342,7 @@ def federation(
     read = read_parts(given, task)
     rows = dict(zip(given, read.parts, strict=True))
     held = [
-        Held(
+        ClientRows(
             client,
             *(
                 rows.get(f"{split} data of {client!r}")
@@ -370,7 +370,7 @@ def federation(
 class TextSource(DataSource):
     """Texts of clients that are in no table, and all that says how a federation is made of them."""
 
-    held: Sequence[Held]
+    held: Sequence[ClientRows]
     texts: list[str]
     y: Tensor
     settings: OwnSettings
@@ -432,7 +432,7 @@ class TextSource(DataSource):
 
 
 def build_federation(
-    held: Sequence[Held],
+    held: Sequence[ClientRows],
     x: Tensor | list[str],
     y: Tensor,
     settings: OwnSettings,
@@ -491,7 +491,7 @@ def _tokens(
 
 
 def count_words(
-    held: Sequence[Held], texts: Sequence[str], settings: OwnSettings, first_key: int = 0
+    held: Sequence[ClientRows], texts: Sequence[str], settings: OwnSettings, first_key: int = 0
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Return the vocabulary of the clients' training texts, and how often each word but the specials is in them."""
     counts: Counter[str] = Counter()
@@ -504,7 +504,7 @@ def count_words(
     return (*SPECIALS, *words), tuple(count for _, count in frequent)
 
 
-def _client(number: int, key: int, held: Held, settings: OwnSettings, newcomer: bool) -> ClientData:
+def _client(number: int, key: int, held: ClientRows, settings: OwnSettings, newcomer: bool) -> ClientData:
     seed, train, test, validation = settings.seed, held.train, held.test, held.validation
     limit = settings.samples_per_client
     if newcomer and settings.newcomer_samples is not None:
