@@ -1,4 +1,4 @@
-"""A federation of clients that come with data of their own, rather than with parts of one data set."""
+"""Federations of clients that each bring data of their own."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from fedclade.data.schema import DataSchema, SchemaError, read_declared
 from fedclade.data.standardize import Standardize, standardize_inputs
 from fedclade.data.texts import SPECIALS, build_vocabulary, encode, pad, split_words
 
-# Any torch data set as a pool, or as all that one client has.
+# Torch data sets as a pool, or as the data of one client.
 
 
 @checked("dataset", "test")
@@ -60,9 +60,9 @@ def pool_from_torch(
     test
         Examples to test on; None lets every client hold back a part of its own examples.
     name
-        What to call it.
+        Name of the data.
     task
-        What the targets are.
+        The task.
     inputs_are
         ``numbers``, ``tokens`` or ``auto``; see :class:`OwnSettings`.
 
@@ -74,14 +74,15 @@ def pool_from_torch(
         If there are no examples, they are not pairs, inputs differ in shape or kind, or a target is
         not as the task has it, such as a label that is no whole number ≥ 0.
     """
-    given = {f"data set {name!r}": dataset} | (
-        {} if test is None else {f"test data of {name!r}": test}
-    )
+    given = {f"data set {name!r}": dataset}
+    if test is not None:
+        given[f"test data of {name!r}"] = test
     read = read_parts(given, task)
-    train, *tested = read.parts
+    train = read.parts[0]
+    tested = train[:0] if test is None else read.parts[1]
     check_input_kind(inputs_are)
-    x = convert_inputs(_numbers(read), inputs_are, f"inputs of {name!r}")
-    return Pool.of_examples(name, x, read.y, train, tested[0] if tested else train[:0], task=task)
+    x = convert_inputs(_require_numbers(read), inputs_are, f"inputs of {name!r}")
+    return Pool.of_examples(name, x, read.y, train, tested, task=task)
 
 
 @checked("train", "test", "validation")
@@ -98,9 +99,9 @@ def one_client(
     std: float = 1.0,
     inputs_are: InputKind = "auto",
 ) -> Federation:
-    """Read the data sets of one client into a federation of this client alone, as an app for Flower takes it.
+    """Read the data sets of one client into a federation of this client, for a Flower client app.
 
-    To a Flower server the name of its data is ``custom``.
+    The name of its data, as a Flower server sees it, is ``custom``.
 
     Parameters
     ----------
@@ -110,13 +111,14 @@ def one_client(
         Number of labels among all clients: a client that lacks the last of them needs the same
         model as the others. For language data the size of the vocabulary; left out for other tasks.
     task
-        What the targets are.
+        The task.
     name
-        For people.
+        Name of the client, for people.
     key
         The client's own number for its random draws, such as the order of its batches; at least 0.
     mean, std
-        Of the pixels in [0, 1], where ``x`` are bytes: the same for all clients.
+        Mean and standard deviation of the pixels in [0, 1], if ``x`` are bytes: the same for all
+        clients.
     inputs_are
         ``numbers``, ``tokens`` or ``auto``; see :class:`OwnSettings`.
 
@@ -140,25 +142,31 @@ def one_client(
     rule = "the number of labels among all clients" if labelled else f"left out for a {task} task"
     require(("labels", labels, (labels is not None) == labelled, rule))
     given = {f"training data of {name!r}": train, f"test data of {name!r}": test}
-    given |= {} if validation is None else {f"validation data of {name!r}": validation}
+    if validation is not None:
+        given[f"validation data of {name!r}"] = validation
     read = read_parts(given, task)
-    trained, tested, *validated = read.parts
-    if labels is not None and (needed := count_outputs(read.y, task)) > labels:
+    trained = read.parts[0]
+    tested = read.parts[1]
+    validated = trained[:0] if validation is None else read.parts[2]
+    needed = count_outputs(read.y, task)
+    if labels is not None and needed > labels:
         raise DataError(
             f"client {name!r} has examples of label {needed - 1}, so labels should be above that, "
             f"got {labels}"
         )
     if key < 0:
         raise DataError(f"the key of client {name!r} should be at least 0, got {key}")
-    more = {"task": task, "mean": mean, "std": std}
     check_input_kind(inputs_are)
-    x = convert_inputs(_numbers(read), inputs_are, f"inputs of client {name!r}")
-    pool = Pool.of_examples("custom", x, read.y, trained, tested, outputs=labels, **more)
-    client = ClientData(0, name, key, trained, validated[0] if validated else trained[:0], tested)
+    x = convert_inputs(_require_numbers(read), inputs_are, f"inputs of client {name!r}")
+    pool = Pool.of_examples(
+        "custom", x, read.y, trained, tested, outputs=labels, task=task, mean=mean, std=std
+    )
+    client = ClientData(0, name, key, train=trained, validation=validated, test=tested)
     return Federation(pool, (client,), description="clients with data of their own")
 
 
-def _numbers(read: Examples) -> torch.Tensor:
+def _require_numbers(read: Examples) -> torch.Tensor:
+    """Return inputs that are numbers; a ConfigError if they are texts."""
     if isinstance(read.x, torch.Tensor):
         return read.x
     raise ConfigError(
@@ -168,7 +176,7 @@ def _numbers(read: Examples) -> torch.Tensor:
 
 
 class OwnOptions(TypedDict, total=False):
-    """The fields of :class:`OwnSettings`, as arguments."""
+    """Fields of :class:`OwnSettings` as keyword arguments."""
 
     test_fraction: float
     validation_fraction: float
@@ -185,7 +193,7 @@ class OwnOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class OwnSettings:
-    """What is done with the examples that clients have of their own.
+    """Preparation of the examples that clients bring.
 
     Parameters
     ----------
@@ -193,7 +201,7 @@ class OwnSettings:
         Part of its training examples that a client sets aside, where it brings no test or
         validation data.
     samples_per_client
-        Keep at most so many of the training examples of each client (what it sets aside included).
+        Largest number of training examples of each client, including those that it sets aside.
     standardize
         Scale each column of inputs ``[N, F]`` by mean and deviation of the training examples: each
         ``client`` by its own, or all alike by those of the whole federation (``federated``), from
@@ -208,10 +216,10 @@ class OwnSettings:
         ``auto``: bytes are pixels, and other whole numbers are tokens if the model takes whole
         numbers (its first layer is an embedding).
     newcomers, newcomer_samples
-        So many of the clients, drawn at random, are held back from training, and keep at most so
-        many examples.
+        Number of clients, drawn at random, that are held back from training, and the largest number
+        of examples of each.
     seed
-        Of what is set aside, kept and held back.
+        Seed of all these draws.
 
     Raises
     ------
@@ -232,7 +240,12 @@ class OwnSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        samples, few = self.samples_per_client, self.newcomer_samples
+        samples = self.samples_per_client
+        newcomer_samples = self.newcomer_samples
+        is_test_fraction = 0 < self.test_fraction < 1
+        is_validation_fraction = 0 <= self.validation_fraction < 1
+        has_words = self.vocabulary_size > len(SPECIALS)
+        are_few = newcomer_samples is None or newcomer_samples >= 2
         check_input_kind(self.inputs_are)
         if self.standardize not in get_args(Standardize):
             raise ConfigError(unknown("standardize", self.standardize, get_args(Standardize)))
@@ -240,25 +253,15 @@ class OwnSettings:
             (
                 "test_fraction",
                 self.test_fraction,
-                0 < self.test_fraction < 1,
+                is_test_fraction,
                 "greater than 0 and less than 1",
             ),
-            (
-                "validation_fraction",
-                self.validation_fraction,
-                0 <= self.validation_fraction < 1,
-                "in [0, 1)",
-            ),
+            ("validation_fraction", self.validation_fraction, is_validation_fraction, "in [0, 1)"),
             ("samples_per_client", samples, samples is None or samples >= 2, "at least 2"),
             ("max_words", self.max_words, self.max_words >= 1, "at least 1"),
-            (
-                "vocabulary_size",
-                self.vocabulary_size,
-                self.vocabulary_size > len(SPECIALS),
-                f"above {len(SPECIALS)}",
-            ),
+            ("vocabulary_size", self.vocabulary_size, has_words, f"above {len(SPECIALS)}"),
             ("newcomers.clients", self.newcomers, self.newcomers >= 0, "at least 0"),
-            ("newcomers.samples_per_client", few, few is None or few >= 2, "at least 2"),
+            ("newcomers.samples_per_client", newcomer_samples, are_few, "at least 2"),
             ("seed", self.seed, self.seed >= 0, "at least 0"),
         )
         resolve_augment(self.augment)
@@ -266,7 +269,10 @@ class OwnSettings:
 
 @dataclass(frozen=True, eq=False)
 class ClientRows:
-    """Which examples a client brings; what is None, it sets aside from its training examples."""
+    """Examples of one client, as rows of the data of all clients.
+
+    If ``validation`` or ``test`` is None, the client sets aside some of its training examples.
+    """
 
     name: str
     train: Indices
@@ -285,7 +291,7 @@ def federation(
     schema: DataSchema | str | Path | None = None,
     **options: Unpack[OwnOptions],
 ) -> Federation:
-    """Make a federation of clients that each have data of their own.
+    """Build a federation of clients that each bring data of their own.
 
     Parameters
     ----------
@@ -295,14 +301,14 @@ def federation(
         ``x`` perhaps a list of texts. Where there is no test data, or it is None, a client holds
         back some of its training examples.
     task
-        What the targets are. If left out: whole numbers are labels (``classification``), other
+        The task. If left out: whole numbers are labels (``classification``), other
         numbers those of a ``regression``; ``binary`` and ``multilabel`` have to be said.
     name
-        Of the data, for people.
+        Name of the data, for people.
     labels
-        Number of labels, or of words in language data, where the examples need not have them all.
+        Number of labels, or of words in language data, if the examples may lack some.
     true_clusters
-        By name, where they are known; for scoring only.
+        True cluster of each client by its name, if known; for scoring only.
     schema
         For texts: a :class:`DataSchema` with the words of the vocabulary, or the path of a JSON
         file with one. By default, the words of the training texts. Over a network all clients then
@@ -330,26 +336,23 @@ def federation(
     declared = read_declared(schema)
     if not isinstance(clients, Mapping) or not clients:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise DataError(
-            f"clients should be a mapping of names to data, of at least 1, got {shown(clients)}"
+            "clients should be a mapping of names to data, of at least 1, got " + shown(clients)
         )
-    parts = {client: _splits(client, data) for client, data in clients.items()}
-    given = {
-        f"{split} data of {client!r}": data
-        for client, splits in parts.items()
-        for split, data in splits.items()
-        if data is not None
-    }
+    given: dict[str, Any] = {}
+    for client, data in clients.items():
+        for split, part in _separate_splits(client, data).items():
+            if part is not None:
+                given[_name_part(client, split)] = part
     read = read_parts(given, task)
     rows = dict(zip(given, read.parts, strict=True))
-    held = [
+    all_rows = [
         ClientRows(
             client,
-            *(
-                rows.get(f"{split} data of {client!r}")
-                for split in ("training", "validation", "test")
-            ),
-        )  # pyright: ignore[reportArgumentType]
-        for client in parts
+            train=rows[_name_part(client, "training")],
+            validation=rows.get(_name_part(client, "validation")),
+            test=rows.get(_name_part(client, "test")),
+        )
+        for client in clients
     ]
 
     if isinstance(read.x, Tensor):
@@ -358,19 +361,39 @@ def federation(
                 "a schema of federation() is for texts, got inputs that are numbers; leave it out"
             )
         return build_federation(
-            held, read.x, read.y, settings, true_clusters, name=name, task=read.task, outputs=labels
+            all_rows,
+            read.x,
+            read.y,
+            settings,
+            true_clusters,
+            name=name,
+            task=read.task,
+            outputs=labels,
         )
     source = TextSource(
-        held, read.x, read.y, settings, true_clusters, name, read.task, labels, declared
+        all_rows,
+        read.x,
+        read.y,
+        settings,
+        true_clusters,
+        name=name,
+        task=read.task,
+        labels=labels,
+        schema=declared,
     )
     return source.federation()
 
 
+def _name_part(client: str, split: str) -> str:
+    """Return the name of a client's data in messages."""
+    return f"{split} data of {client!r}"
+
+
 @dataclass(frozen=True, eq=False)
 class TextSource(DataSource):
-    """Texts of clients that are in no table, and all that says how a federation is made of them."""
+    """Texts that are in no table, and the settings to build a federation from them."""
 
-    held: Sequence[ClientRows]
+    clients: Sequence[ClientRows]
     texts: list[str]
     y: Tensor
     settings: OwnSettings
@@ -381,7 +404,7 @@ class TextSource(DataSource):
     schema: DataSchema | None = None
 
     def federation(self) -> Federation:
-        """Return the federation, encoded by the declared words, or else by those of the training texts."""
+        """Build the federation, encoded by the declared words or those of the training texts."""
         if self.schema is None:
             return self._encode(DataSchema())
         return self.encode(self.schema)
@@ -389,31 +412,31 @@ class TextSource(DataSource):
     def propose(self) -> Proposal:
         """Return the vocabulary of this client's training texts, or the declared one."""
         if self.schema is not None:
-            return Proposal(self._completed(self.schema), is_fixed=True)
-        words, counts = count_words(self.held, self.texts, self.settings)
-        schema = self._completed(DataSchema(words=words))
+            return Proposal(self._complete(self.schema), is_fixed=True)
+        words, counts = count_words(self.clients, self.texts, self.settings)
+        schema = self._complete(DataSchema(words=words))
         return Proposal(schema, word_counts=counts, vocabulary_size=self.settings.vocabulary_size)
 
     def encode(self, schema: DataSchema) -> Federation:
-        """Return the federation, encoded by the words of a schema."""
+        """Build the federation, encoded by the words of a schema."""
         if not schema.words or schema.inputs:
             raise SchemaError("the schema is of a table, and the data is texts outside of a table")
         if schema.task not in (None, self.task):
             raise SchemaError(f"the task is {self.task}, and that of the schema is {schema.task}")
         return self._encode(schema)
 
-    def _completed(self, schema: DataSchema) -> DataSchema:
-        """Return a schema with task and labels, which a declared one may leave out."""
+    def _complete(self, schema: DataSchema) -> DataSchema:
+        """Return a schema with task and labels, which a declared schema may leave out."""
         labels = schema.labels
         if labels is None and self.task == "classification":
             labels = self.labels or int(self.y.max()) + 1
         return replace(schema, task=self.task, labels=labels)
 
     def _encode(self, schema: DataSchema) -> Federation:
-        """Return the federation, encoded by a schema; without words by those of the training texts."""
-        schema = self._completed(schema)
-        made = build_federation(
-            self.held,
+        """Build the federation by a schema, or by the training texts if it has no words."""
+        schema = self._complete(schema)
+        federation = build_federation(
+            self.clients,
             self.texts,
             self.y,
             self.settings,
@@ -424,15 +447,15 @@ class TextSource(DataSource):
             words=schema.words,
         )
         encoding = Encoding(
-            replace(schema, words=made.pool.vocabulary),
+            replace(schema, words=federation.pool.vocabulary),
             is_declared=self.schema is not None,
-            source=self if len(self.held) == 1 else None,
+            source=self if len(self.clients) == 1 else None,
         )
-        return replace(made, encoding=encoding)
+        return replace(federation, encoding=encoding)
 
 
 def build_federation(
-    held: Sequence[ClientRows],
+    all_rows: Sequence[ClientRows],
     x: Tensor | list[str],
     y: Tensor,
     settings: OwnSettings,
@@ -442,61 +465,114 @@ def build_federation(
     columns: Columns | None = None,
     words: tuple[str, ...] = (),
     first_key: int = 0,
-    **more: Any,
+    **pool_options: Any,
 ) -> Federation:
-    """Set aside what clients bring no data for, hold newcomers back, and make the pool and the federation.
+    """Build a federation of clients with data of their own.
 
-    Texts are encoded by the vocabulary ``words``, or if that is empty by the words of the training
-    texts. Clients draw by keys from ``first_key`` on.
+    Clients set aside examples for the splits that they bring no data for, and newcomers are held
+    back.
+
+    Parameters
+    ----------
+    all_rows
+        Rows of each client.
+    x, y
+        Inputs ``[N, ...]``, or N texts, and targets of all clients.
+    settings
+        Settings of users' own data.
+    true_clusters
+        True cluster of each client by its name, if known.
+    name
+        Name of the data.
+    columns
+        Names of the columns of a table, if any.
+    words
+        Vocabulary of texts; empty: the words of the training texts.
+    first_key
+        Key of the first client for its random draws; the others follow.
+    **pool_options
+        Further fields of the pool.
+
+    Raises
+    ------
+    ConfigError
+        If there are as many newcomers as clients.
+    DataError
+        If a client has too few examples.
     """
-    n = len(held) - settings.newcomers
-    rule = f"below the number of clients ({len(held)})"
-    require(("newcomers.clients", settings.newcomers, n >= 1, rule))
-    late = set(rng.generator(settings.seed, "newcomers").permutation(len(held))[n:].tolist())
-    places = [*(k for k in range(len(held)) if k not in late), *sorted(late)]
-    members = [
-        _client(i, first_key + k, held[k], settings, newcomer=i >= n) for i, k in enumerate(places)
-    ]
-    train = np.concatenate([client.train for client in members[:n]])
-    test = np.concatenate([client.test for client in members[:n]])
+    count = len(all_rows)
+    trained = count - settings.newcomers
+    rule = f"below the number of clients ({count})"
+    require(("newcomers.clients", settings.newcomers, trained >= 1, rule))
+    order = rng.generator(settings.seed, "newcomers").permutation(count)
+    newcomers = sorted(order[trained:].tolist())
+    places = [place for place in range(count) if place not in set(newcomers)] + newcomers
+    members: list[ClientData] = []
+    for number, place in enumerate(places):
+        limit = settings.samples_per_client
+        if number >= trained and settings.newcomer_samples is not None:
+            limit = settings.newcomer_samples
+        client = _prepare_client(number, first_key + place, all_rows[place], settings, limit=limit)
+        members.append(client)
+    train = np.concatenate([client.train for client in members[:trained]])
+    test = np.concatenate([client.test for client in members[:trained]])
     vocabulary: tuple[str, ...] = ()
     if isinstance(x, Tensor):
         x = convert_inputs(x, settings.inputs_are, "inputs")
     else:
-        x, vocabulary = _tokens(x, train, settings, words)
+        x, vocabulary = _tokenize(x, train, settings, words)
     if settings.standardize != "none":
-        x, columns = standardize_inputs(x, columns, members[:n], members[n:], settings.standardize)
-    pool = Pool.of_examples(name, x, y, train, test, vocabulary=vocabulary, columns=columns, **more)
-    truth = None if true_clusters is None else _truth(members, true_clusters)
+        x, columns = standardize_inputs(
+            x, columns, members[:trained], members[trained:], how=settings.standardize
+        )
+    pool = Pool.of_examples(
+        name, x, y, train, test, vocabulary=vocabulary, columns=columns, **pool_options
+    )
+    if true_clusters is not None:
+        _check_true_clusters(members, true_clusters)
 
-    def of(some: Sequence[ClientData], newcomers: Federation | None = None) -> Federation:
-        known = None if truth is None else {client.id: truth[client.name] for client in some}
-        text = f"{pool.name}, {len(some)} client{'s' if len(some) > 1 else ''}"
+    def build(some: Sequence[ClientData], late: Federation | None = None) -> Federation:
+        """Build the federation of some of the clients."""
+        known = None
+        if true_clusters is not None:
+            known = {client.id: true_clusters[client.name] for client in some}
+        plural = "s" if len(some) > 1 else ""
+        description = f"{pool.name}, {len(some)} client{plural}"
+        augment = resolve_augment(settings.augment)
         return Federation(
-            pool, tuple(some), known, text, newcomers, resolve_augment(settings.augment)
+            pool, tuple(some), known, description=description, newcomers=late, augment=augment
         )
 
-    return of(members[:n], of(members[n:]) if late else None)
+    late = build(members[trained:]) if newcomers else None
+    return build(members[:trained], late)
 
 
-def _tokens(
+def _tokenize(
     texts: Sequence[str], train: Indices, settings: OwnSettings, vocabulary: tuple[str, ...]
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Return texts as tokens ``[N, max_words]``, and their vocabulary, by default that of the training texts."""
+    """Return texts as tokens ``[N, max_words]``, and their vocabulary.
+
+    If the vocabulary is empty, that of the training texts is used.
+    """
     words = [split_words(text) for text in texts]
-    vocabulary = vocabulary or build_vocabulary(
-        [words[row] for row in train], settings.vocabulary_size
-    )
-    return torch.from_numpy(pad(encode(words, vocabulary), settings.max_words)), vocabulary
+    if not vocabulary:
+        training_words = [words[row] for row in train]
+        vocabulary = build_vocabulary(training_words, settings.vocabulary_size)
+    tokens = pad(encode(words, vocabulary), settings.max_words)
+    return torch.from_numpy(tokens), vocabulary
 
 
 def count_words(
-    held: Sequence[ClientRows], texts: Sequence[str], settings: OwnSettings, first_key: int = 0
+    all_rows: Sequence[ClientRows], texts: Sequence[str], settings: OwnSettings, first_key: int = 0
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Return the vocabulary of the clients' training texts, and how often each word but the specials is in them."""
+    """Return the vocabulary of the clients' training texts, and the count of each word.
+
+    The special tokens at the beginning of the vocabulary have no count.
+    """
     counts: Counter[str] = Counter()
-    for place, each in enumerate(held):
-        client = _client(place, first_key + place, each, settings, newcomer=False)
+    limit = settings.samples_per_client
+    for place, rows in enumerate(all_rows):
+        client = _prepare_client(place, first_key + place, rows, settings, limit=limit)
         for row in client.train.tolist():
             counts.update(split_words(texts[int(row)]))
     frequent = sort_by_frequency(counts)[: settings.vocabulary_size - len(SPECIALS)]
@@ -504,59 +580,69 @@ def count_words(
     return (*SPECIALS, *words), tuple(count for _, count in frequent)
 
 
-def _client(number: int, key: int, held: ClientRows, settings: OwnSettings, newcomer: bool) -> ClientData:
-    seed, train, test, validation = settings.seed, held.train, held.test, held.validation
-    limit = settings.samples_per_client
-    if newcomer and settings.newcomer_samples is not None:
-        limit = settings.newcomer_samples
+def _prepare_client(
+    number: int, key: int, rows: ClientRows, settings: OwnSettings, *, limit: int | None
+) -> ClientData:
+    """Limit a client's examples, and set aside the splits that it does not bring."""
+    seed = settings.seed
+    train = rows.train
     if limit is not None:
         train = rng.generator(seed, "samples_per_client", key).permutation(train)[:limit]
-    if (few := len(train)) < (needed := 1 + (test is None)):
+    needed = 2 if rows.test is None else 1
+    if len(train) < needed:
+        plural = "s" if len(train) > 1 else ""
+        hint = ""
+        if rows.test is None:
+            hint = ", one to be tested on; leave it out, or give it test data"
         raise DataError(
-            f"client {held.name!r} has {few} example{'s' if few > 1 else ''}, but needs {needed}: "
-            "one to train on"
-            + (", one to be tested on; leave it out, or give it test data" if needed > 1 else "")
+            f"client {rows.name!r} has {len(train)} example{plural}, but needs {needed}: "
+            f"one to train on{hint}"
         )
+    test = rows.test
     if test is None:
         train, test = set_aside(train, settings.test_fraction, "test", seed=seed, client=key)
+    validation = rows.validation
     if validation is None:
         validation = train[:0]
-        if settings.validation_fraction:
-            train, validation = set_aside(
-                train, settings.validation_fraction, "validation", seed=seed, client=key
-            )
-    return ClientData(number, held.name, key, train, validation, test)
+        fraction = settings.validation_fraction
+        if fraction:
+            train, validation = set_aside(train, fraction, "validation", seed=seed, client=key)
+    return ClientData(number, rows.name, key, train=train, validation=validation, test=test)
 
 
-def _truth(members: Sequence[ClientData], true_clusters: Mapping[str, int]) -> Mapping[str, int]:
+def _check_true_clusters(members: Sequence[ClientData], true_clusters: Mapping[str, int]) -> None:
+    """Check that the true clusters name every client exactly once."""
     names = {client.name for client in members}
-    if odd := sorted(names ^ set(true_clusters)):
+    odd = sorted(names ^ set(true_clusters))
+    if odd:
         raise DataError(
             f"true_clusters should name every client exactly once; these do not match: {shown(odd)}"
         )
-    return true_clusters
 
 
-def _splits(client: str, data: Any) -> Mapping[str, Any]:
-    """Return what a client brings, by split; None is what it does not bring."""
-    whole = data if isinstance(data, tuple) else (data,)
-    if 1 <= len(whole) <= 3 and all(
-        part is None or is_dataset(part) or is_pair(part) for part in whole
-    ):
-        train, *between, test = whole if len(whole) > 1 else (*whole, None)
+def _separate_splits(client: str, data: Any) -> Mapping[str, Any]:
+    """Return a client's data by split; None for a split that it does not bring."""
+    parts = data if isinstance(data, tuple) else (data,)
+    are_sets = all(part is None or is_dataset(part) or is_pair(part) for part in parts)
+    train = validation = test = None
+    if are_sets and len(parts) == 1:
+        (train,) = parts
+    elif are_sets and len(parts) == 2:
+        train, test = parts
+    elif are_sets and len(parts) == 3:
+        train, validation, test = parts
     elif is_pair(data):
-        train, between, test = data, [], None
-    else:
-        train, between, test = None, [], None
+        train = data
     if train is None:
         raise DataError(
             f"the data of client {client!r} should be (train, test), each a torch data set or a "
-            f"pair (x, y) of arrays, got {_kinds(data)}"
+            f"pair (x, y) of arrays, got {_show_kinds(data)}"
         )
-    return {"training": train, "validation": between[0] if between else None, "test": test}
+    return {"training": train, "validation": validation, "test": test}
 
 
-def _kinds(data: Any) -> str:
+def _show_kinds(data: Any) -> str:
+    """Return the types of a client's data, for a message."""
     if isinstance(data, tuple):
-        return f"({', '.join(_kinds(part) for part in data)})"
+        return f"({', '.join(_show_kinds(part) for part in data)})"
     return type(data).__name__
