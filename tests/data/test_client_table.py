@@ -145,7 +145,7 @@ def test_newcomers_join_in_arrays(as_table: Callable[[Federation], Federation]):
     first, last = (
         replace(everyone, clients=clients[part], true_clusters=None) for part in (slice(0, 3), slice(3, None))
     )
-    joined = first.joined(last)
+    joined = first.join(last)
     assert isinstance(joined.clients, ClientTable)
     assert [client.train.tolist() for client in joined.clients] == [client.train.tolist() for client in clients]
     assert list(joined.ids) == [0, 1, 2, 3]

@@ -349,7 +349,7 @@ def _pool(folder: Path, header: Header, examples: Mapped) -> Pool:
         std=header.std,
         columns=None if header.columns is None else _columns(header.columns),
     )
-    pool.known(header.digest, open_pool, str(folder.absolute()), header.digest)
+    pool.record_file(header.digest, open_pool, str(folder.absolute()), header.digest)
     return pool
 
 

@@ -177,7 +177,7 @@ def write_federation(
             "data.drift out"
         )
     late = federation.newcomers
-    everyone = federation if late is None else federation.joined(late)
+    everyone = federation if late is None else federation.join(late)
     table = ClientTable.of(everyone.clients)
     write_folder(
         folder,

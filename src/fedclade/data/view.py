@@ -53,7 +53,7 @@ class View:
         labels = None if self.label_map is None else tuple(self.label_map.tolist())
         return labels, self.quarter_turns, self.transform, self.classes
 
-    def chosen(self, indices: Indices, pool: Pool, draw: np.random.Generator) -> Indices:
+    def choose(self, indices: Indices, pool: Pool, draw: np.random.Generator) -> Indices:
         """Return which of some examples they have, as many: those of other classes are drawn again from these."""
         if self.classes is None or not len(indices):
             return indices
