@@ -1,4 +1,4 @@
-"""What training examples come to, and columns of numbers, scaled by it to mean 0 and deviation 1."""
+"""Statistics of training examples, and standardization of numeric columns by them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from fedclade.data.federation import Federation
 from fedclade.data.pool import Columns
 
 Standardize = Literal["none", "client", "federated"]
-"""Whose training examples numbers are scaled by: nobody's, each client's own, or those of all together."""
+"""Examples that determine the scaling of numbers: none, each client's own, or all together."""
 
 AT_A_TIME = 2**14
-"""Clients of a table whose labels are counted in one go."""
+"""Number of clients of a table whose labels are counted together."""
 
 
 def standardize_inputs(
@@ -29,103 +29,134 @@ def standardize_inputs(
     columns: Columns | None,
     clients: Sequence[ClientData],
     newcomers: Sequence[ClientData],
+    *,
     how: Literal["client", "federated"],
 ) -> tuple[Tensor, Columns]:
-    """Return inputs that each belong to one client with their numbers scaled, and what that was by.
+    """Scale columns of numbers to mean 0 and standard deviation 1.
 
-    Columns that are 0 or 1 everywhere, as those encoded by category are, stay as they are.
-    Newcomers do not count in what all clients are scaled by.
+    Columns that are 0 or 1 everywhere, such as those encoded by category, stay as they are.
+
+    Parameters
+    ----------
+    x
+        Inputs ``[N, F]`` of all clients.
+    columns
+        Names of the columns, if known.
+    clients
+        The clients whose training examples determine the scaling.
+    newcomers
+        Clients that are scaled, too, but do not contribute to the scaling of all clients.
+    how
+        ``client``: each client by its own training examples. ``federated``: by those of all.
+
+    Returns
+    -------
+    tuple
+        The scaled inputs, and the columns with the scaling.
+
+    Raises
+    ------
+    ConfigError
+        If inputs are not columns of numbers.
     """
-    fits, look = (
-        x.dim() == 2 and x.is_floating_point(),
-        f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}",
-    )
-    require(
-        (
-            "standardize",
-            how,
-            fits,
-            f"'none' for inputs {look}: only columns of numbers [N, F] are scaled",
-        )
-    )
+    is_table = x.dim() == 2 and x.is_floating_point()
+    look = f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
+    rule = f"'none' for inputs {look}: only columns of numbers [N, F] are scaled"
+    require(("standardize", how, is_table, rule))
     everyone = [*clients, *newcomers]
-    own = [_of_inputs(x[_rows(client)], len(client.train)) for client in everyone]
+    own = [_summarize_inputs(x[_list_rows(client)], len(client.train)) for client in everyone]
     numbers = torch.stack([each.numbers for each in own]).any(0)
     together = replace(reduce(Statistics.plus, own[: len(clients)]), numbers=numbers)
     scaled = x.clone()
-    for client, mine in zip(everyone, own, strict=True):
-        by = replace(mine, numbers=numbers) if how == "client" else together
-        rows = _rows(client)
+    for client, statistics in zip(everyone, own, strict=True):
+        by = replace(statistics, numbers=numbers) if how == "client" else together
+        rows = _list_rows(client)
         scaled[rows] = ((x[rows] - by.mean) / by.std).to(x.dtype)
-    columns = columns or Columns(tuple(f"x{place}" for place in range(x.shape[1])))
-    return scaled, _scaled_by(columns, together) if how == "federated" else replace(
-        columns, scaled_by_client=True
-    )
+    if columns is None:
+        columns = Columns(tuple(f"x{place}" for place in range(x.shape[1])))
+    if how == "federated":
+        return scaled, _record_scaling(columns, together)
+    return scaled, replace(columns, scaled_by_client=True)
 
 
 def compute_statistics(federation: Federation, query: StatisticsQuery) -> Statistics:
-    """Return what the training examples of the queried clients come to, with inputs as they were before scaling."""
+    """Return statistics of the training examples of the queried clients, before any scaling."""
+    table = federation.clients
+    if isinstance(table, ClientTable) and not query.inputs:
+        return _count_labels(federation, table, query)
     pool = federation.pool
 
-    def of(data: ClientData) -> Statistics:
-        found = Statistics(len(data.train))
+    def summarize(client: ClientData) -> Statistics:
+        """Return the statistics of one client."""
+        statistics = Statistics(len(client.train))
         if query.inputs:
-            found = _of_inputs(_unscaled(pool.x[_rows(data)], pool.columns), len(data.train))
+            x = _undo_scaling(pool.x[_list_rows(client)], pool.columns)
+            statistics = _summarize_inputs(x, len(client.train))
         if query.labels:
-            seen = data.labels(pool.y[torch.from_numpy(data.train)]).long()
-            found = replace(
-                found, labels=torch.bincount(seen[seen != IGNORED], minlength=query.labels)
-            )
-        return found
+            y = client.labels(pool.y[torch.from_numpy(client.train)]).long()
+            labels = torch.bincount(y[y != IGNORED], minlength=query.labels)
+            statistics = replace(statistics, labels=labels)
+        return statistics
 
-    if isinstance(federation.clients, ClientTable) and not query.inputs:
-        return _counted(federation, federation.clients, query)
-    return reduce(Statistics.plus, (of(federation.by_id[client]) for client in query.ids))
+    return reduce(Statistics.plus, (summarize(federation.by_id[client]) for client in query.ids))
 
 
-def _counted(federation: Federation, table: ClientTable, query: StatisticsQuery) -> Statistics:
-    """Return how many training examples, and of which labels, clients in a table have: many of them in one go."""
-    places, y = table.positions.of(query.ids), federation.pool.y
-    counted, labels = (
-        int(table.train.counts[places].sum()),
-        torch.zeros(query.labels, dtype=torch.int64),
-    )
-    for some in np.array_split(places, -(-len(places) // AT_A_TIME)) if query.labels else ():
-        seen = y[torch.from_numpy(table.train.rows(some))].long()
+def _count_labels(federation: Federation, table: ClientTable, query: StatisticsQuery) -> Statistics:
+    """Return the number of training examples, and of their labels, of clients in a table.
+
+    Many clients are counted together, since a table may have millions.
+    """
+    places = table.positions.of(query.ids)
+    count = int(table.train.counts[places].sum())
+    if not query.labels:
+        return Statistics(count)
+    labels = torch.zeros(query.labels, dtype=torch.int64)
+    blocks = -(-len(places) // AT_A_TIME)
+    for block in np.array_split(places, blocks):
+        y = federation.pool.y[torch.from_numpy(table.train.rows(block))].long()
         if table.label_maps is not None and table.view is not None:
-            view = torch.from_numpy(table.view[some].repeat(table.train.counts[some]))
-            view = view.view(-1, *(1,) * (seen.dim() - 1))
-            mapped = table.label_maps[view.clamp(min=0), seen.clamp(min=0)]
-            seen = torch.where((view >= 0) & (seen != IGNORED), mapped, seen)
-        labels += torch.bincount(seen[seen != IGNORED], minlength=query.labels)
-    return Statistics(counted, labels=labels) if query.labels else Statistics(counted)
+            view = torch.from_numpy(table.view[block].repeat(table.train.counts[block]))
+            view = view.view(-1, *(1,) * (y.dim() - 1))
+            mapped = table.label_maps[view.clamp(min=0), y.clamp(min=0)]
+            y = torch.where((view >= 0) & (y != IGNORED), mapped, y)
+        labels += torch.bincount(y[y != IGNORED], minlength=query.labels)
+    return Statistics(count, labels=labels)
 
 
 def rescale_federation(federation: Federation, by: Statistics) -> Federation:
-    """Return a federation that was standardized by its own examples, standardized by those of more clients."""
+    """Return a federation that was standardized by its own examples, standardized by others."""
     pool = federation.pool
     assert pool.columns is not None
-    x = ((_unscaled(pool.x, pool.columns) - by.mean) / by.std).to(pool.x.dtype)
-    return replace(federation, pool=replace(pool, x=x, columns=_scaled_by(pool.columns, by)))
+    x = ((_undo_scaling(pool.x, pool.columns) - by.mean) / by.std).to(pool.x.dtype)
+    pool = replace(pool, x=x, columns=_record_scaling(pool.columns, by))
+    return replace(federation, pool=pool)
 
 
-def _of_inputs(x: Tensor, count: int) -> Statistics:
-    """Return those of a client's inputs ``[n, F]``, of which the first ``count`` are for training."""
-    numbers, x = ~((x == 0) | (x == 1)).all(0), x[:count].to(torch.float64)
-    mean = x.mean(0)
-    return Statistics(count, mean, (x - mean).square().sum(0), numbers)
+def _summarize_inputs(x: Tensor, count: int) -> Statistics:
+    """Return statistics of one client's inputs ``[n, F]``.
+
+    Only the first ``count`` rows are training data.
+    """
+    numbers = ~((x == 0) | (x == 1)).all(0)
+    training = x[:count].to(torch.float64)
+    mean = training.mean(0)
+    return Statistics(count, mean, (training - mean).square().sum(0), numbers)
 
 
-def _rows(client: ClientData) -> Tensor:
+def _list_rows(client: ClientData) -> Tensor:
+    """Return the rows of a client's examples, the training examples first."""
     return torch.from_numpy(np.concatenate([client.train, client.validation, client.test]))
 
 
-def _unscaled(x: Tensor, columns: Columns | None) -> Tensor:
+def _undo_scaling(x: Tensor, columns: Columns | None) -> Tensor:
+    """Return inputs as they were before they were scaled."""
     if columns is None or columns.mean is None or columns.std is None:
         return x
-    mean, std = (torch.tensor(each, dtype=torch.float64) for each in (columns.mean, columns.std))
+    mean = torch.tensor(columns.mean, dtype=torch.float64)
+    std = torch.tensor(columns.std, dtype=torch.float64)
     return x.double() * std + mean
 
 
-def _scaled_by(columns: Columns, by: Statistics) -> Columns:
+def _record_scaling(columns: Columns, by: Statistics) -> Columns:
+    """Return the columns with the mean and standard deviation that they were scaled by."""
     return replace(columns, mean=tuple(by.mean.tolist()), std=tuple(by.std.tolist()))
