@@ -49,7 +49,7 @@ class Proposal:
 
     @property
     def structure(self) -> tuple[object, ...]:
-        """All that proposals must have in common to be united; the order of columns does not matter."""
+        """Properties that proposals must share to be united; the order of columns is ignored."""
         columns = sorted((column.name, column.kind) for column in self.schema.inputs)
         has_words = len(self.schema.words) > 0
         return (
@@ -81,7 +81,15 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Agreement:
-    """The schema that clients agree on, and the reason why each client that does not fit is refused, by its key."""
+    """The agreed schema.
+
+    Parameters
+    ----------
+    schema
+        The schema.
+    refused
+        Reason for each client that does not fit and is refused, by its key.
+    """
 
     schema: DataSchema
     refused: Mapping[int, str] = field(default_factory=dict[int, str])
@@ -154,7 +162,7 @@ def encode_federation(federation: Federation, schema: DataSchema) -> Federation:
 
 
 def explain_differences(schema: DataSchema, agreed: DataSchema) -> tuple[str, str]:
-    """Return how a schema differs from the agreed one, with the values of the data and without them."""
+    """Return the differences from the agreed schema, with values of the data and without."""
     there = "the agreed schema"
     with_values = show_some(schema.differences(agreed, there=there))
     without = show_some(_without_values(schema).differences(_without_values(agreed), there=there))
@@ -203,7 +211,7 @@ def agree(proposals: Mapping[int, Proposal]) -> Agreement:
 
 
 def sort_by_frequency(counts: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Return words and counts, the most frequent first, and words of equal count in alphabetical order."""
+    """Return words and counts, the most frequent first, equal counts in alphabetical order."""
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
@@ -218,7 +226,7 @@ def _most_frequent(declared: Mapping[int, DataSchema]) -> Agreement:
 
 
 def _unite(one: DataSchema, other: DataSchema) -> DataSchema:
-    """Return the first schema, with what the second one has besides; a SchemaError if that is too much."""
+    """Add the values of another schema to the first; a SchemaError if there are too many."""
     others = {column.name: column for column in other.inputs}
     inputs = tuple(_unite_columns(column, others[column.name]) for column in one.inputs)
     labels = one.labels
@@ -260,7 +268,7 @@ def _frequent_words(proposals: Mapping[int, Proposal], size: int) -> tuple[str, 
 
 
 def _without_values(schema: DataSchema) -> DataSchema:
-    """Return a schema without categories, labels and words, and with its columns in alphabetical order."""
+    """Return a schema without categories, labels and words; columns in alphabetical order."""
     columns = sorted(
         (replace(column, categories=()) for column in schema.inputs), key=lambda column: column.name
     )

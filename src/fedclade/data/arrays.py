@@ -1,4 +1,4 @@
-"""Numbers and arrays as users have them: converted to what a pool keeps, if that loses nothing, or refused.
+"""Conversion and checks of users' numbers and arrays, and a cache of decoded arrays.
 
 Every function takes ``what`` to call the value in the message of a DataError.
 """
@@ -38,18 +38,28 @@ from fedclade.core import (
 Arrays = Mapping[str, NDArray[Any]]
 
 CACHE_FORMAT = 1
-"""Part of every key: raise it whenever the same files and options decode to something else than before."""
+"""Part of every key; to be raised if the same files and options decode differently."""
 
 _log = logging.getLogger(__name__)
 
 
 def load_cached(name: str, key: Mapping[str, object], build: Callable[[], Arrays]) -> Arrays:
-    """Return the arrays that belong to a key: from the cache if they are there, else built and put there.
+    """Return the arrays of a key from the cache, or build and store them.
 
-    The key has all that the arrays depend on, as JSON can hold it: files with their :func:`stamp_files`,
-    options of the decoder. A file of the cache is an uncompressed ``.npz``, whose checksums show
-    whether it is damaged and must be built again. Without a folder that can be written, every start
-    decodes.
+    Parameters
+    ----------
+    name
+        Name of the data.
+    key
+        All that the arrays depend on, as values for JSON: files with their stamps (see
+        :func:`stamp_files`), and options of the decoder.
+    build
+        Builds the arrays.
+
+    Notes
+    -----
+    A file of the cache is an uncompressed ``.npz``. Its checksums show whether it is damaged and
+    must be built again. If the folder cannot be written, every start decodes.
     """
     digest = hashlib.sha256(
         json.dumps([CACHE_FORMAT, name, key], sort_keys=True).encode()
@@ -63,7 +73,7 @@ def load_cached(name: str, key: Mapping[str, object], build: Callable[[], Arrays
 
 
 def stamp_files(files: Iterable[Path]) -> list[tuple[str, int, int]]:
-    """Return path, size in bytes and time of the last change in ns of each file, which show that it was replaced."""
+    """Return path, size in bytes and modification time in ns of each file."""
     return [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
 
@@ -102,13 +112,13 @@ FEW_LABELS = 1000
 """Labels below this number may be as sparse as they like: a model has room for them."""
 
 SPARSEST = 100
-"""So many numbers for each label that occurs are taken for a numbering from 0 on, of which clients lack some."""
+"""Largest ratio of the label numbers to the labels that occur, as clients may lack some."""
 
 MOST_OUTPUTS = 2**24
 """Outputs that a model can have, as a server of a network admits them."""
 
 InputKind = Literal["auto", "numbers", "tokens"]
-"""What inputs are: numbers to compute with, or tokens, which are rows of a table. ``auto``: by their type.
+"""Kind of inputs: numbers, or tokens, which are rows of a table. ``auto``: by their type.
 
 Then bytes are pixels, other whole numbers are tokens if the model takes whole numbers, and all else
 is numbers.
@@ -116,7 +126,7 @@ is numbers.
 
 
 def as_inputs(x: Any, what: str) -> Tensor:
-    """Return inputs as a pool keeps them: bytes as they are, other whole numbers as int64, the rest as float32."""
+    """Convert inputs: bytes stay, other whole numbers become int64, the rest float32."""
     tensor = _as_tensor(x, what)
     if tensor.dtype == torch.uint8:
         return tensor
@@ -133,7 +143,7 @@ def check_input_kind(kind: InputKind) -> None:
 
 
 def convert_inputs(x: Tensor, kind: InputKind, what: str) -> Tensor:
-    """Return inputs as numbers (float32) or as tokens (int64), whatever type they came in; ``auto`` goes by the type.
+    """Convert inputs to numbers (float32) or tokens (int64); with ``auto`` they stay.
 
     Raises
     ------
@@ -184,14 +194,14 @@ def as_targets(y: Any, what: str, task: TaskKind = "classification") -> Tensor:
 
 
 def count_outputs(y: Tensor, task: TaskKind) -> int:
-    """Return how many numbers a model must give for targets: at least as many as there are labels or tokens in them."""
+    """Return the number of outputs that targets need: labels, tokens, or columns of numbers."""
     if task in ("classification", "language"):
         return int(y.clamp(min=0).max()) + 1 if len(y) else 1
     return 1 if y.dim() == 1 else y.shape[1]
 
 
 def check_numbering(y: Tensor, what: str, task: TaskKind) -> None:
-    """Check that labels are numbered from 0 on, by and large: a model gets an output for each number up to the last.
+    """Check that labels are numbered from 0: a model has an output for each number.
 
     Raises
     ------
@@ -287,7 +297,7 @@ def _require_all(holds: Tensor, values: Tensor, what: str, rule: str) -> None:
 
 
 def as_array(values: Any, what: str) -> NDArray[Any]:
-    """Return values as an array of NumPy; a DataError if they cannot be read, or masked values would be lost."""
+    """Convert values to an array of NumPy; a DataError if that is not possible without loss."""
     check_kind(values, what)
     try:
         return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)

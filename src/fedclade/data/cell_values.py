@@ -108,11 +108,17 @@ class Notation:
         """Return what :func:`~fedclade.core.require` checks of a notation."""
         is_mark = decimal is None or decimal in DECIMAL_MARKS
         is_format = dates is None or _is_date_format(dates)
-        formats = "a format with day, month and year in the codes of Python's strptime, such as '%d.%m.%Y'"
-        return [("decimal", decimal, is_mark, "'.' or ','"), ("dates", dates, is_format, formats)]
+        format_rule = (
+            "a format with day, month and year in the codes of Python's strptime, such as "
+            "'%d.%m.%Y'"
+        )
+        return [
+            ("decimal", decimal, is_mark, "'.' or ','"),
+            ("dates", dates, is_format, format_rule),
+        ]
 
     def readings(self, texts: Texts) -> list[Reading]:
-        """Return the possible readings of all texts of a column: none if they are neither numbers nor dates."""
+        """Return the possible readings of a column; none for other texts than numbers or dates."""
         unique = texts.dictionary_encode()
         found = self._readings_of(unique.dictionary)
         return [replace(reading, values=reading.values.take(unique.indices)) for reading in found]
@@ -143,14 +149,14 @@ class Notation:
 
 
 def arrow_compute() -> Any:
-    """Return ``pyarrow.compute``, whose functions are made when it is imported, so that no type checker knows them."""
+    """Return ``pyarrow.compute``, untyped: it creates its functions when it is imported."""
     import pyarrow.compute
 
     return pyarrow.compute
 
 
 def read_numbers(texts: Texts, mark: str) -> Any:
-    """Return texts as numbers with a decimal mark, as an Arrow array of int64 or float64; None if one is no number."""
+    """Convert texts to numbers, as an Arrow array of int64 or float64; None if one is no number."""
     import pyarrow as pa
 
     pc = arrow_compute()
@@ -180,7 +186,7 @@ def are_numbers(texts: Texts, mark: str) -> Any:
 
 
 def first_other_text(column: Any) -> tuple[int, str] | None:
-    """Return the row, from 1 on, of the first text that is neither empty nor a number, and the text."""
+    """Return row (from 1) and text of the first cell that is neither empty nor a number."""
     pc = arrow_compute()
     texts = as_strings(column)
     is_other = is_present(texts)
@@ -210,12 +216,12 @@ def is_present(texts: Texts) -> Any:
 
 
 def look_like_dates(texts: Sequence[str]) -> NDArray[np.bool_]:
-    """Return which texts have the look of a date with numbers, whether there is such a day or not."""
+    """Return whether each text looks like a date of numbers, possibly of a day that is none."""
     return np.array([_DATE.fullmatch(text.strip()) is not None for text in texts], dtype=bool)
 
 
 def short_date_format(texts: Sequence[str]) -> str | None:
-    """Return the format that all texts fit if they are dates with years of two digits, else None."""
+    """Return the format of dates with years of two digits; None if not all texts have one."""
     match = _DATE.fullmatch(texts[0].strip()) if texts else None
     if match is None or max(len(match[1]), len(match[4])) > 2:
         return None
@@ -226,7 +232,7 @@ def short_date_format(texts: Sequence[str]) -> str | None:
 
 
 def _date_formats(texts: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the formats that the first text of a column of dates may have, each after the order of its parts."""
+    """Return possible formats of the dates of a column by its first text, after their order."""
     first = texts[0].strip()
     named = _NAMED_MONTH.fullmatch(first)
     if named is not None:
@@ -249,7 +255,7 @@ def _date_formats(texts: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _clock_format(text: str) -> str | None:
-    """Return the format of what follows a date: nothing or a time of the day; None if it is neither."""
+    """Return the format of the time after a date; empty if there is none, None if it is none."""
     if not text:
         return ""
     match = _TIME.fullmatch(text)
@@ -262,7 +268,7 @@ def _clock_format(text: str) -> str | None:
 
 
 def _parse_dates(texts: Sequence[str], date_format: str) -> Any:
-    """Return dates as days since 1970-01-01, as an Arrow array of float64; None if one does not have the format."""
+    """Convert dates to days since 1970-01-01 (float64); None if one has another format."""
     import pyarrow as pa
 
     try:
@@ -275,7 +281,7 @@ def _parse_dates(texts: Sequence[str], date_format: str) -> Any:
 
 
 def _parse_iso_dates(texts: Texts) -> Any:
-    """Return dates as ISO 8601 has them as days since 1970-01-01; None if one is in another format."""
+    """Convert ISO 8601 dates to days since 1970-01-01; None if one has another format."""
     import pyarrow as pa
 
     for zone in (None, "UTC"):

@@ -177,9 +177,7 @@ def resolve_augment(given: object) -> Augment | None:
     if isinstance(given, str):
         function = imported(given, "augment")
     if not callable(function):
-        raise ConfigError(
-            f"augment should be a function of a batch of inputs, got {shown(given)}"
-        )
+        raise ConfigError(f"augment should be a function of a batch of inputs, got {shown(given)}")
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:  # of some functions that are not written in Python

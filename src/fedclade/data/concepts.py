@@ -1,4 +1,4 @@
-"""Data made up of concepts that drift: SEA, SINE and CIRCLE (Jothimurugesan et al. 2023, section 6).
+"""Synthetic data: SEA, SINE and CIRCLE, whose concepts drift, and planted clusters.
 
 In every time step each client draws new examples of the concept that a pattern gives it, and is
 tested on those that it trains on in the next step, as in the authors' code.
@@ -140,7 +140,7 @@ def write_planted(
     seed: int = 0,
     on_clients: OnClients | None = None,
 ) -> str:
-    """Write planted clusters to a folder, see :func:`~fedclade.data.write_folder`; return their description."""
+    """Write planted clusters to a folder, and return their description."""
     clusters = f"{settings.clusters} cluster{'s' if settings.clusters > 1 else ''}"
     description = f"planted, {settings.clients} clients, {clusters}"
     write_folder(
@@ -162,7 +162,7 @@ CIRCLES = ((0.2, 0.5, 0.15), (0.6, 0.5, 0.25))
 
 @dataclass(frozen=True)
 class _Kind:
-    """One of the data sets: its inputs lie in a cube, and a concept says which of them have label 1."""
+    """Data set with inputs in a cube; a concept determines the inputs with label 1."""
 
     features: int
     largest: float

@@ -64,7 +64,7 @@ class CsvFormat:
 
 @dataclass(frozen=True)
 class CsvFile:
-    """A CSV file and its format; its cells can be read as typed values, or as the texts that they are."""
+    """A CSV file and its format; its cells can be read as typed values or as texts."""
 
     path: Path
     format: CsvFormat
@@ -74,7 +74,7 @@ class CsvFile:
     def detect(
         cls, path: Path, separator: str | None = None, encoding: str | None = None
     ) -> CsvFile:
-        """Detect the format of a file, except what is given; a byte order mark is believed before a given encoding.
+        """Detect the unknown parts of a file's format; a byte order mark overrides an encoding.
 
         Raises
         ------
@@ -119,7 +119,10 @@ class CsvFile:
         except pa.ArrowInvalid as error:
             hint = ""
             if "Expected" in str(error) and "columns" in str(error):
-                hint = f"; cells are separated by {self.format.separator!r}, unless 'separator' says otherwise"
+                hint = (
+                    f"; cells are separated by {self.format.separator!r}, unless 'separator' says "
+                    "otherwise"
+                )
             raise DataError(f"cannot read {self.path}: {error}{hint}") from error
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"cannot read {self.path}: {error}") from error
@@ -152,7 +155,7 @@ def detect_encoding(path: Path) -> str:
 
 
 def is_separator(separator: str) -> bool:
-    """Return whether a text can separate cells: one character that is no part of numbers, quotes or line ends."""
+    """Return whether a text can separate cells: one character, not of numbers or quotes."""
     is_possible = len(separator) == 1 and separator.isascii() and not separator.isalnum()
     return is_possible and separator not in '"\r\n.+-\0'
 
@@ -167,7 +170,7 @@ def is_encoding(encoding: str) -> bool:
 
 
 def _marked_encoding(path: Path) -> str | None:
-    """Return the encoding that a byte order mark at the beginning of a file states, or None if there is no mark."""
+    """Return the encoding of the byte order mark of a file; None if there is no mark."""
     with path.open("rb") as file:
         head = file.read(4)
     return next(
@@ -214,7 +217,7 @@ def _read_sample(path: Path, encoding: str) -> str:
 
 
 def _detect_separator(sample: str, path: Path) -> str:
-    """Return the separator that gives most rows as many cells as the header, and then most numbers."""
+    """Return the separator with most rows as long as the header, then with most numbers."""
     regular = {separator: _regular_rows(sample, separator) for separator in SEPARATORS}
     shares = {separator: share for separator, (share, _) in regular.items()}
     best = max(shares.values())

@@ -35,7 +35,7 @@ def load_synthetic(
     clients: int = 100,
     max_samples: int | None = None,
 ) -> Pool:
-    """Return Synthetic(α, β), without a test split; the natural owners are the clients it was made for.
+    """Return Synthetic(α, β): each client is a natural owner; there is no test split.
 
     Client ``k`` has ``50 + ⌊LogNormal(4, 2)⌋`` examples ``y = argmax(softmax(W_k x + b_k))`` with
 
@@ -108,7 +108,7 @@ SMALL_A = 36
 
 
 def load_digits(_data_dir: Path | None, _seed: int) -> Pool:
-    """Return the 1,797 handwritten digits that come with scikit-learn: 8×8, grey, every fifth held out as test.
+    """Return the 1,797 handwritten digits of scikit-learn: 8×8, grey, a fifth as test split.
 
     They are cached, since importing scikit-learn takes two seconds of every process.
     """
@@ -146,7 +146,7 @@ def load_cifar10(data_dir: Path | None, _seed: int) -> Pool:
 def load_femnist(
     data_dir: Path | None, _seed: int, *, characters: Literal["all", "lowercase"] = "all"
 ) -> Pool:
-    """Return FEMNIST: characters, 28×28, grey, by writer; the Hub's layout or LEAF's JSON (Caldas et al. 2018).
+    """Return FEMNIST by writer: characters, 28×28, grey, from the Hub's files or LEAF's JSON.
 
     ``characters = "lowercase"`` keeps the 26 small letters alone, as FedProx and FedGroup do.
     """
@@ -192,7 +192,7 @@ def _decoded(
     columns: tuple[str, ...],
     outputs: int,
 ) -> Arrays:
-    """Return ``x, y``, how many of the first examples are for training, and ``natural`` if a third column has owners.
+    """Return the arrays ``x`` and ``y``, the number of training examples, and the owners.
 
     A source with owners may come without a test split: its clients hold back examples of their own.
     """
@@ -223,7 +223,7 @@ def _decoded(
 def _decode(
     cells: Sequence[Any], shape: tuple[int, int, int], where: str, column: str
 ) -> NDArray[np.uint8]:
-    """Decode PNGs or JPEGs to ``[n, C, H, W]``, one by one: at 28×28 a pool of threads takes four times as long."""
+    """Decode PNGs or JPEGs to ``[n, C, H, W]``, in one thread: a pool takes four times as long."""
     pillow = import_extra("PIL.Image", "pillow", "data", "decoding images")
     channels, *size = shape
     images = np.empty((len(cells), *shape), dtype=np.uint8)

@@ -17,7 +17,10 @@ from fedclade.core import ConfigError, DataError, Indices, TaskKind, shown
 from fedclade.data.arrays import as_array, as_inputs, as_targets, check_kind
 
 READ_TWICE = 8
-"""Examples of a data set that are read a second time: a random flip of every other picture is missed once in 256."""
+"""Number of examples of a data set that are read a second time.
+
+A random flip of half of the images remains unnoticed in one of 256 cases.
+"""
 
 _log = logging.getLogger(__name__)
 

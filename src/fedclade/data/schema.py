@@ -1,4 +1,4 @@
-"""Schemas: how the columns, labels and words of tables and texts become numbers, the same for all clients."""
+"""Schemas: the encoding of tables and texts as numbers, the same for all clients."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SchemaError(DataError):
 
 @dataclass(frozen=True)
 class InputColumn:
-    """One input column of a table: a number, categories (one column of 0 and 1 for each), or a text."""
+    """Input column of a table: a number, categories (a column of 0 and 1 for each), or a text."""
 
     name: str
     kind: Literal["number", "category", "text"] = NUMBER
@@ -164,7 +164,7 @@ class DataSchema:
 
     @classmethod
     def read(cls, values: Any) -> DataSchema:
-        """Check and read a schema from plain values, as :meth:`as_dict` returns them; a ConfigError if it is none."""
+        """Read a schema from plain values, as :meth:`as_dict` returns them, and check it."""
         if not isinstance(values, Mapping):
             raise ConfigError(
                 f"a schema should be a table of inputs, labels and so on, got {shown(values)}"
@@ -194,7 +194,7 @@ class DataSchema:
         return schema
 
     def completed_by(self, other: DataSchema) -> DataSchema:
-        """Return this schema with the target, task and labels of another one where it has none itself."""
+        """Return this schema; a missing target, task or labels are those of another schema."""
         labels = other.labels if self.labels is None else self.labels
         return replace(
             self, target=self.target or other.target, task=self.task or other.task, labels=labels

@@ -1,4 +1,4 @@
-"""Shifts: how clients of different clusters see the same examples differently, so that the true clusters are known."""
+"""Shifts: different views of the same examples, which define the true clusters."""
 
 from __future__ import annotations
 
@@ -29,21 +29,31 @@ from fedclade.data.view import (
 
 @dataclass(frozen=True)
 class Shift:
-    """One kind of shift: ``views(pool, clusters, seed, **arguments)`` returns one :class:`View` for each cluster."""
+    """One kind of shift.
+
+    Parameters
+    ----------
+    views
+        ``views(pool, clusters, seed, **arguments)`` returns a :class:`View` for each cluster.
+    description
+        Line for ``fedclade ls shifts``.
+    of_clients
+        Whether there is a view for each client: ``views(pool, clients, seed, ...)``. Clients with
+        equal views are a cluster, and the user cannot choose ``clusters``.
+    check
+        Checks the range of some arguments, by name, before there is any data.
+    """
 
     views: Callable[..., list[View]]
-    description: str  # for ``fedclade ls shifts``
+    description: str
     of_clients: bool = False
-    """Whether there is a view for each client: ``views(pool, clients, seed, ...)``; those with
-    equal ones are a cluster, and ``clusters`` is not for the user to say."""
     check: Callable[..., None] | None = None
-    """Checks the range of some arguments, by name, before there is any data."""
 
 
 def shift_views(
     pool: Pool, name: str, *, clients: int, clusters: int = 1, seed: int = 0, **arguments: Any
 ) -> tuple[list[View], tuple[int, ...]]:
-    """Return how each cluster sees the data by a shift of :func:`find_shift`, and the cluster of each client.
+    """Return the view of each cluster, and the cluster of each client, by a shift's name.
 
     Client ``i`` belongs to cluster ``i mod clusters``, so clusters differ in size by one client at
     most; unless the shift draws a view for each client.
@@ -82,7 +92,7 @@ def _none(_pool: Pool, clusters: int, _seed: int) -> list[View]:
 
 
 def _label_swap(pool: Pool, clusters: int, seed: int) -> list[View]:
-    """Swap two labels in each cluster, another pair in each, first disjoint ones (Sattler et al. 2019, VI-A)."""
+    """Swap two labels in each cluster, disjoint pairs first (Sattler et al. 2019, VI-A)."""
     labels = _labels_to_shift(pool, "label_swap")
     _require_enough(math.comb(labels, 2), clusters, f"pairs of {labels} labels", "label_swap")
     draw = rng.generator(seed, "label_swap")
@@ -129,7 +139,10 @@ def _labels_to_shift(pool: Pool, name: str) -> int:
         raise DataError(
             f"shift {name!r} needs labels, but {pool.name} is language data (next-word prediction)"
         )
-    rule = f"'none' or 'rotation' for {pool.name}: the targets of a {pool.task} task are no labels to exchange"
+    rule = (
+        f"'none' or 'rotation' for {pool.name}: the targets of a {pool.task} task are no labels to "
+        "exchange"
+    )
     require(("shift", name, pool.task == "classification", rule))
     return pool.outputs
 

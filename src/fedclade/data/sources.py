@@ -18,11 +18,21 @@ from fedclade.data.texts import load_ag_news, load_sent140, load_tiny_shakespear
 
 @dataclass(frozen=True)
 class Source:
-    """One data source: ``load(data_dir, seed, **arguments)``, whose keyword-only parameters are its options."""
+    """One data source.
+
+    Parameters
+    ----------
+    load
+        ``load(data_dir, seed, **arguments)``; its keyword-only parameters are options.
+    description
+        Line for ``fedclade ls datasets``.
+    hub
+        Name on the Hugging Face Hub; None for bundled and synthetic data.
+    """
 
     load: Callable[..., Pool]
-    description: str  # for ``fedclade ls datasets``
-    hub: str | None = None  # its name on the Hub; None for data that is bundled or made up
+    description: str
+    hub: str | None = None
 
 
 SOURCES: Mapping[str, Source] = MappingProxyType(

@@ -1,4 +1,4 @@
-"""Tables of a data source, split by split: from parquet files in the Hub's layout, or from the Hub itself."""
+"""Tables of a data source: parquet files in the Hub's layout, the Hub, and LEAF's JSON."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ class LeafExamples:
 
 
 def find_leaf(data_dir: Path | None, name: str) -> LeafFiles | None:
-    """Return ``name/train/*.json`` and ``name/test/*.json``, or ``name/*.json``, of a data folder; None if none."""
+    """Return the LEAF files of a source in a data folder; None if there are none.
+
+    They are ``name/train/*.json`` and ``name/test/*.json``, or ``name/*.json``.
+    """
     if data_dir is None:
         return None
     folder = data_dir / name
@@ -119,7 +122,7 @@ class Tables(ABC):
         """Return the Arrow tables of one split, which have all of the columns; see :meth:`read`."""
 
     def read(self, split: str, columns: Sequence[str]) -> Columns:
-        """Return the columns of one split as lists of Python values, one entry per row; all must be there."""
+        """Return columns of one split as lists with an entry for each row."""
         parts = self.shards(split, columns)
         whole = {
             column: [value for part in parts for value in part[column].to_pylist()]
@@ -131,7 +134,7 @@ class Tables(ABC):
 
 
 def open_tables(name: str, data_dir: Path | None) -> Tables:
-    """Return the tables of a source: in ``data_dir/name`` if a ``data_dir`` is given, else on the Hub."""
+    """Return the tables of a source in a data folder, or on the Hub if there is no folder."""
     return open_hub(name) if data_dir is None else FolderTables(data_dir / name)
 
 
@@ -177,14 +180,14 @@ class FolderTables(Tables):
 
 @dataclass(frozen=True)
 class HubTables(Tables):
-    """A data set on the Hugging Face Hub; the package ``datasets`` downloads it and keeps its own copy."""
+    """Data set on the Hugging Face Hub, downloaded and stored by the package ``datasets``."""
 
     hub: str
     revision: str | None = None
 
     @property
     def key(self) -> object:
-        """The Hub's name. The data sets read here are frozen: a cached copy needs no look at the network."""
+        """Name on the Hub. These data sets are frozen: a stored copy needs no network."""
         return [self.hub, self.revision]
 
     def has(self, split: str) -> bool:

@@ -54,14 +54,17 @@ def split_words(text: str) -> list[str]:
 
 
 def build_vocabulary(texts: Iterable[Sequence[str]], size: int) -> tuple[str, ...]:
-    """Return the specials and the most frequent words, at most ``size`` in all; ties in alphabetical order."""
+    """Return the special tokens and the most frequent words, at most ``size`` in all.
+
+    Words of equal frequency are in alphabetical order.
+    """
     counts = Counter(word for words in texts for word in words)
     frequent = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return (*SPECIALS, *(word for word, _ in frequent[: size - len(SPECIALS)]))
 
 
 def encode(texts: Iterable[Sequence[str]], vocabulary: Sequence[str]) -> list[list[int]]:
-    """Replace words by their places in the vocabulary, and words that are not in it by ``<unk>``."""
+    """Replace words by their positions in the vocabulary, and unknown words by ``<unk>``."""
     place = {word: number for number, word in enumerate(vocabulary)}
     return [[place.get(word, UNKNOWN) for word in words] for words in texts]
 
@@ -87,7 +90,7 @@ def next_words(sequences: Sequence[Sequence[int]], length: int) -> tuple[Tokens,
 
 
 def cut_windows(sequence: list[T], length: int) -> list[list[T]]:
-    """Cut a long sequence into runs of ``length`` targets; a run starts with the last token of the run before it.
+    """Cut a sequence into runs of ``length`` targets, each from the last token of the one before.
 
     So every token but the first is a target exactly once. A sequence of fewer than two tokens has
     no runs.
@@ -168,7 +171,7 @@ def _arrays(corpus: Corpus, task: TaskKind, sequence_length: int, vocabulary_siz
 
 
 def with_vectors(pool: Pool, file: Path) -> Pool:
-    """Return a pool of texts ``[N, T]`` with each token's vector in its place: float32 ``[N, T, d]``.
+    """Replace the tokens ``[N, T]`` of a pool by their vectors, float32 ``[N, T, d]``.
 
     A frozen embedding is the same for all clients and never changes, so it is looked up once here:
     it takes part in no step, no message and no mean. Padding, and words without a vector, are
@@ -243,7 +246,7 @@ def load_ag_news(
 def load_tiny_shakespeare(
     data_dir: Path | None, _seed: int, *, sequence_length: int = 32, vocabulary_size: int = 10_000
 ) -> Pool:
-    """Return the tiny Shakespeare corpus by speaker, for next-word prediction; it has no test split.
+    """Return the tiny Shakespeare corpus by speaker, for next-word prediction, without tests.
 
     All that a speaker says is one text, cut into sequences. The file is
     ``tiny_shakespeare/input.txt``, with lines ``Speaker:`` above what they say.
@@ -272,7 +275,7 @@ def load_sent140(
     vocabulary_size: int = 10_000,
     vectors: str | None = None,
 ) -> Pool:
-    """Return Sentiment140: tweets by user, negative (0) or positive (1); the Hub's layout or LEAF's JSON.
+    """Return Sentiment140: tweets by user, negative (0) or positive (1).
 
     Neutral tweets (there are some in the Hub's test split) are left out. Tweets are cut or padded
     to one length; LEAF's is 25 words. With ``vectors``, the name of a file in the folder of the
@@ -353,10 +356,12 @@ def _read_shakespeare(text: Callable[[], str], where: str, sequence_length: int)
 
 
 def _by_speaker(text: str) -> dict[str, list[str]]:
-    """Return the words of each speaker, in the order in which they first speak; any text above is left out."""
+    """Return the words of each speaker, in order of appearance, without the text above."""
     said: dict[str, list[str]] = {}
     speaker: str | None = None
-    above = ""  # a speaker's name follows an empty line, so that "He said:" within a speech is not taken for one
+    # A speaker's name follows an empty line, so that "He said:" in a speech is not mistaken for
+    # one.
+    above = ""
     for line in text.splitlines():
         if line.endswith(":") and not above.strip():
             speaker = line.removesuffix(":").strip()

@@ -1,4 +1,4 @@
-"""Columns of texts as numbers and dates, by the evidence of the column, its table and the other tables.
+"""Conversion of text columns to numbers and dates, by all tables together.
 
 Tables of files and of data frames go through the same rules before their columns are encoded.
 """
@@ -40,10 +40,13 @@ MANY_CATEGORIES = 50
 """A column that becomes more columns than this is reported."""
 
 MOST_STEPS = 0.95
-"""A column that grows by 1 in more than this share of the rows numbers them; it may begin again with each client."""
+"""Share of the rows, from one to the next of which a column that numbers rows grows by 1.
+
+It may begin again with each client.
+"""
 
 _INDEX_NAME = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
-"""Names of columns without a name: in a CSV file, read from it by pandas, in a Parquet file of pandas."""
+"""Names of unnamed columns: in CSV files, in CSV files read by pandas, in pandas' Parquet files."""
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +80,7 @@ class ColumnRoles:
 
 
 def prepare_sheets(sheets: Sequence[Sheet], roles: ColumnRoles, notation: Notation) -> list[Sheet]:
-    """Return tables without dropped and index columns, whose texts of numbers and dates are numbers.
+    """Drop columns and indices, and convert texts of numbers and dates to numbers.
 
     What was assumed is reported in one line.
 
@@ -150,12 +153,12 @@ class _TextColumn:
 
     @property
     def witness(self) -> Reading | None:
-        """The only possible reading, which tells how other columns are to be read; None if there are several."""
+        """The only possible reading, which decides for other columns; None if there are several."""
         return self.readings[0] if len(self.readings) == 1 else None
 
     @property
     def decided(self) -> Reading | None:
-        """The reading, if there is one alone or all have the same values, as 02/02/1970 has; else None."""
+        """The reading, if it is the only one or all have the same values; else None."""
         first, *others = self.readings
         return first if all(first.values.equals(other.values) for other in others) else None
 
@@ -214,7 +217,7 @@ def _keep(sheet: Sheet, kept: Sequence[bool]) -> Sheet:
 
 
 def _without_index(sheet: Sheet, used: Collection[str], report: Report) -> Sheet:
-    """Leave out columns without a name that are empty or tell rows apart, as spreadsheets and pandas write them."""
+    """Leave out unnamed columns that are empty or an index, as spreadsheets and pandas write."""
     kept = [True] * sheet.table.num_columns
     for place, name in enumerate(sheet.table.column_names):
         if name in used or not _INDEX_NAME.fullmatch(name):
@@ -328,7 +331,7 @@ def _check_given_notation(column: _TextColumn, sheet: Sheet, notation: Notation)
 def _numbers_as_written(
     sheets: Sequence[Sheet], texts: Sequence[_TextColumn], roles: ColumnRoles, notation: Notation
 ) -> list[_TextColumn]:
-    """Return the texts of columns that were read with a decimal point, where a point may separate thousands.
+    """Return the texts of columns of numbers in which a point may separate thousands.
 
     That is in files with a number that may have a decimal comma, and in all files with the same
     separator, unless it is a comma; and where cells are separated by semicolons, as countries with
@@ -451,7 +454,7 @@ def _with_days(sheet: Sheet, roles: ColumnRoles, report: Report) -> Sheet:
 
 
 def _check_texts(sheets: Sequence[Sheet], roles: ColumnRoles, report: Report) -> None:
-    """Refuse columns of texts that are of no use as categories, and report those with many of them."""
+    """Refuse text columns that cannot be categories, and report those with many categories."""
     inputs = sheets[0].table.column_names if roles.inputs is None else roles.inputs
     for name in dict.fromkeys([*roles.targets, *inputs]):
         if not roles.is_typed(name):

@@ -54,7 +54,7 @@ class View:
         return labels, self.quarter_turns, self.transform, self.classes
 
     def choose(self, indices: Indices, pool: Pool, draw: np.random.Generator) -> Indices:
-        """Return which of some examples they have, as many: those of other classes are drawn again from these."""
+        """Return as many examples; those of other classes are replaced by draws from the rest."""
         if self.classes is None or not len(indices):
             return indices
         kept = indices[np.isin(pool.y.numpy()[indices], self.classes)]
@@ -67,7 +67,7 @@ class View:
 
 
 def require_images(pool: Pool, name: str) -> None:
-    """Check that a shift can change how inputs look: a DataError unless they are images of whole bytes."""
+    """Check that inputs are images of bytes, as a shift of their look needs; else a DataError."""
     if pool.x.dtype != torch.uint8 or pool.x.dim() != 4:
         raise DataError(
             f"shift {name!r} needs images of whole bytes, uint8 [C, H, W], but inputs of "
@@ -76,7 +76,7 @@ def require_images(pool: Pool, name: str) -> None:
 
 
 def rotate_images(images: Pixels, degrees: float) -> Pixels:
-    """Return images ``[n, C, H, W]`` turned counter-clockwise as PIL's ``Image.rotate`` does by default.
+    """Rotate images ``[n, C, H, W]`` counter-clockwise, as PIL's ``Image.rotate`` by default.
 
     By nearest neighbours, of the same size, black where there was nothing; in PIL's fixed-point
     numbers, so that every pixel is the same.
@@ -129,7 +129,7 @@ class Blurred:
 
 @dataclass(frozen=True)
 class Noisy:
-    """Images with Gaussian noise of a standard deviation in [0, 1] of the range, which each keeps."""
+    """Images with fixed Gaussian noise, of a standard deviation relative to the range."""
 
     sigma: float
     seed: int
@@ -200,7 +200,7 @@ def colour(pool: Pool, clusters: int, seed: int) -> list[View]:
 
 
 def thickness(pool: Pool, clusters: int, seed: int, *, strength: int = 1) -> list[View]:
-    """Leave strokes as they are, widen them, and make them narrower, by so many pixels on each side."""
+    """Leave strokes as they are, widen them, or narrow them, by ``strength`` pixels per side."""
     require(("strength", strength, strength >= 1, "at least 1"))
     return _views(
         "thickness", pool, clusters, 3, lambda j: Thick(strength if j == 1 else -strength)
@@ -259,7 +259,15 @@ LEVELS = 8
 
 @dataclass(frozen=True)
 class Turned:
-    """Images turned, those of each label by an angle in degrees, in three channels: grey, or one of them full."""
+    """Images rotated by label, in three channels: grey, or one channel full.
+
+    Parameters
+    ----------
+    degrees
+        Label and angle in degrees; images of other labels stay.
+    channel
+        The full channel: red, green or blue; None: grey.
+    """
 
     degrees: tuple[tuple[int, float], ...]  # by label; others stay as they are
     channel: int | None = None  # which is full: red, green or blue

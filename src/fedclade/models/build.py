@@ -1,4 +1,4 @@
-"""Models by name: the papers', those of installed packages, and the user's own by ``module:factory``."""
+"""Models by name: those of papers, of installed packages, and users' own factories."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ from fedclade.core import (
 
 
 def cnn(input_shape: tuple[int, ...], outputs: int, *, hidden: int = 512) -> nn.Module:
-    """Return FL+HC's network: two 5×5 convolutions of 32 and 64 channels, each with a 2×2 max-pool, then a dense layer.
+    """Return the network of FL+HC: two 5×5 convolutions with max-pools, and two dense layers.
+
+    The convolutions have 32 and 64 channels, the pools are 2×2.
 
     582,026 parameters on MNIST.
 
@@ -49,7 +51,9 @@ def cnn(input_shape: tuple[int, ...], outputs: int, *, hidden: int = 512) -> nn.
 
 
 def lenet(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """Return LeNet-5 with average pools, as FLUX and ANDA have it: 5×5 convolutions of 6 and 16 channels, three layers.
+    """Return LeNet-5 with average pools, as in FLUX and ANDA.
+
+    It has 5×5 convolutions of 6 and 16 channels, and three dense layers.
 
     61,706 parameters on MNIST, 62,006 with three channels, 83,126 on CIFAR-10.
 
@@ -75,7 +79,9 @@ def lenet(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
 
 
 def cifar_cnn(input_shape: tuple[int, ...], outputs: int, *, width: int = 32) -> nn.Module:
-    """Return a network of five layers: 3×3 convolutions of 1, 2 and 2 times ``width`` channels, then two dense layers.
+    """Return a network of five layers: three 3×3 convolutions, and two dense layers.
+
+    The convolutions have 1, 2 and 2 times ``width`` channels.
 
     The CFL papers say "5-layer convolutional network" and no more; this one has 321,290 parameters
     on CIFAR-10.
@@ -155,7 +161,9 @@ def lstm(
 def vector_lstm(
     input_shape: tuple[int, ...], outputs: int, *, hidden: int = 100, dense: int = 30
 ) -> nn.Module:
-    """Return a two-layer LSTM over word vectors that classifies a text (Sent140 in FedProx and FedGroup).
+    """Return a two-layer LSTM over word vectors that classifies a text.
+
+    Source: Sent140 in FedProx and FedGroup.
 
     243,861 parameters for two labels and vectors of 300 numbers, as FedGroup's Table II has it.
 
@@ -173,7 +181,7 @@ def vector_lstm(
 
 
 class VectorClassifier(nn.Module):
-    """Classifies a sequence of vectors by the state behind its last place, padding included, as FedProx's code does.
+    """Classifier of sequences of vectors by the last state, padding included, as in FedProx.
 
     Vectors ``[n, T, d]`` to logits ``[n, outputs]``. There is one vector of biases for each layer
     of the LSTM, which torch's has twice: they are the weights of an input that is always 1, for the
@@ -201,7 +209,7 @@ class VectorClassifier(nn.Module):
 
 
 class WordLSTM(nn.Module):
-    """Predicts the next word at every place, as in CFL's Ag-News experiment (section VI-C).
+    """Predictor of the next word at every place, as in CFL's Ag-News experiment (VI-C).
 
     Tokens ``[n, T]`` to logits ``[n, T, outputs]``.
     """
@@ -218,7 +226,7 @@ class WordLSTM(nn.Module):
 
 
 class TextClassifier(nn.Module):
-    """Classifies a text from the state behind its last word, as in FedGroup's Sent140 experiment (Table II).
+    """Classifier of texts by the state after the last word (FedGroup, Sent140, Table II).
 
     Tokens ``[n, T]``, padded with 0 at the end, to logits ``[n, outputs]``. The paper's embedding
     is a frozen GloVe (:func:`vector_lstm`); this one is trained.
@@ -247,9 +255,18 @@ Factory = Callable[..., object]
 
 @dataclass(frozen=True)
 class Model:
-    """A model of the library, with a line for people."""
+    """A model of the library.
 
-    factory: Factory  #: called with those of :data:`FROM_DATA` that it takes, and the options of the ``[model]`` section
+    Parameters
+    ----------
+    factory
+        Called with the values of :data:`FROM_DATA` that it takes, and with the options of the
+        ``[model]`` section.
+    summary
+        Line for people.
+    """
+
+    factory: Factory
     summary: str
 
 
@@ -269,10 +286,10 @@ MODELS: Mapping[str, Model] = {
 }
 
 MOST_PARAMETERS = 2**30
-"""Of a model of the library: more are taken for a mistake, such as labels that are not numbered from 0 on."""
+"""Largest model of the library; a larger one is a mistake, such as labels not numbered from 0."""
 
 FROM_DATA = ("input_shape", "outputs", "task", "vocabulary_size")
-"""Parameters of a factory that the data gives; all others are options of the ``[model]`` section."""
+"""Parameters of a factory that the data determines; others are options of ``[model]``."""
 
 
 @checked()
@@ -349,7 +366,7 @@ def build_model(
 
 
 def _check_size(name: str, factory: Factory, given: Mapping[str, Any]) -> None:
-    """Check the number of parameters of one of :data:`MODELS` before it takes any memory; a ModelError names it."""
+    """Check the number of parameters of one of :data:`MODELS` before it takes any memory."""
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             module = factory(**given)
@@ -369,7 +386,7 @@ def _check_size(name: str, factory: Factory, given: Mapping[str, Any]) -> None:
 
 
 def check_widths(name: str, arguments: Mapping[str, Any]) -> None:
-    """Check that the sizes of one of :data:`MODELS` are at least 1; a ConfigError names those that are not."""
+    """Check that the sizes of one of :data:`MODELS` are at least 1; else a ConfigError."""
     sizes = {
         key: value for key, value in arguments.items() if name in MODELS and type(value) is int
     }

@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA): pairs of small matrices that are trained in place of large dense layers."""
+"""Low-rank adapters (LoRA): trained pairs of small matrices beside frozen dense layers."""
 
 from __future__ import annotations
 
@@ -26,11 +26,16 @@ from fedclade.core import (
     write_tensors,
 )
 
+SHOWN_LAYERS = 5
+"""Number of layers that a message lists."""
+
 
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class LoRA:
-    """Low-rank adaptation (Hu et al. 2021, arXiv:2106.09685) of the dense layers of a model that else rests.
+    """Low-rank adaptation of the dense layers of a frozen model (Hu et al. 2021).
+
+    Source: arXiv:2106.09685.
 
     A layer gives W₀·x + α/r · B·A·x (their eq. 3, and section 4.1 for α): W₀ rests, A ``[r,
     inputs]`` and B ``[outputs, r]`` are trained. The names are peft's, ``lora_A`` and ``lora_B``,
@@ -74,7 +79,7 @@ class LoRA:
         )
 
     def added_to(self, module: nn.Module) -> None:
-        """Put adapters around the layers that are matched, and let all else rest but what is trained besides.
+        """Add adapters to the matching layers, and freeze all else but the layers of ``train``.
 
         What a layer's forward draws stays: dropout is on in training. A's entries are drawn from
         torch's generator.
@@ -105,7 +110,7 @@ class LoRA:
                 )
 
     def _check_kinds(self, module: nn.Module, dense: Sequence[str]) -> None:
-        """Check that no target names only layers that are not dense: they would be left without adapters."""
+        """Check that no target matches only layers that are not dense."""
         layers = {
             name: type(layer).__name__
             for name, layer in module.named_modules()
@@ -117,12 +122,20 @@ class LoRA:
                     f"model.adapter.targets = {shown(target)} names {others[0]!r}, which is of "
                     f"type {layers[others[0]]}, and adapters go around nn.Linear alone; the model "
                     "has "
-                    f"{', '.join(map(repr, dense[:5])) or 'none'}{', ...' if len(dense) > 5 else ''}"
+                    f"{_list_layers(dense)}"
                 )
 
 
+def _list_layers(names: Sequence[str]) -> str:
+    """Return the first few names of layers, for a message."""
+    if not names:
+        return "none"
+    more = ", ..." if len(names) > SHOWN_LAYERS else ""
+    return ", ".join(map(repr, names[:SHOWN_LAYERS])) + more
+
+
 class LoRALinear(nn.Module):
-    """A dense layer that rests, and a low-rank pair beside it."""
+    """Frozen dense layer with a trained low-rank pair."""
 
     def __init__(self, base_layer: nn.Module, rank: int, alpha: float) -> None:
         super().__init__()
@@ -135,7 +148,7 @@ class LoRALinear(nn.Module):
         self.scaling = alpha / rank
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what the layer gives, and what the pair adds."""
+        """Return the output of the layer plus that of the pair."""
         return self.base_layer(x) + self.scaling * self.lora_B(self.lora_A(x))
 
 
@@ -157,7 +170,7 @@ PLAIN: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("use_dora", "use_rslora", "use_qalora", "lora_bias"), (False, None)),
     **{name: ({}, None) for name in ("rank_pattern", "alpha_pattern")},
 }
-"""Keys of peft's config that have to be so, where they are there: all else is LoRA of another kind."""
+"""Required values of keys of peft's config, if present: others mean another kind of LoRA."""
 
 
 @checked()
@@ -167,7 +180,7 @@ def save_adapter(
     alpha: float,
     header: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write an adapter as peft does, for ``peft.PeftModel.from_pretrained`` and :func:`load_adapter`.
+    """Write an adapter in peft's format, for peft's ``PeftModel`` and :func:`load_adapter`.
 
     Parameters
     ----------
@@ -232,7 +245,7 @@ def save_adapter(
 
 @checked()
 def load_adapter(folder: str | Path, base: nn.Module) -> nn.Module:
-    """Return a copy of a model with the adapter of a folder, as peft or :func:`save_adapter` wrote it.
+    """Return a copy of a model with an adapter that peft or :func:`save_adapter` wrote.
 
     The base rests, and what the adapter has is trained: so it is a model for
     :func:`fedclade.simulate` to begin with.

@@ -1,4 +1,4 @@
-"""The parts of a model: frozen, personal, or common to all clusters; and adapters on a base that rests."""
+"""Parts of a model: frozen, personal, or common to all clusters; and adapters."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from fedclade.core import ConfigError, Layout, check_arguments, check_module, ma
 from fedclade.models.lora import LoRA
 
 PARTS = ("freeze", "personal", "common", "adapter")
-"""Keys of the ``[model]`` section that say which parts a model has; all others are for what makes it."""
+"""Keys of the ``[model]`` section about parts; all others are arguments of the factory."""
 
 Preset = Literal["head", "body", "norm"]
-"""Parts that need no names: the last layer with parameters, all but that, and all normalisation layers."""
+"""Named parts: the last layer with parameters, all layers before, all normalization layers."""
 
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Which parts a model has; patterns are those of :func:`fedclade.core.matching`.
+    """Parts of a model; patterns are those of :func:`fedclade.core.matching`.
 
     Parameters
     ----------
@@ -66,11 +66,11 @@ class Parts:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what a ``[model]`` section says of parts: nothing of those that are not there."""
+        """Return the parts as a ``[model]`` section, without those that are unset."""
         return {key: value for key, value in asdict(self).items() if value}
 
     def applied(self, module: nn.Module, seed: int = 0) -> nn.Module:
-        """Return a model with its adapters, which depend on the seed, and with what is to rest at rest.
+        """Return a model with its adapters, which depend on the seed, and its frozen parts.
 
         The module is as it was, unless nothing is to be done.
 
@@ -105,7 +105,7 @@ class Parts:
         return _named(module, self.personal, "personal")
 
     def common_entries(self, module: nn.Module) -> Tensor | None:
-        """Return which entries of a model's vector all clusters have in common, ``[S]``; None if there are none.
+        """Return whether each entry of a model is common to all clusters, ``[S]``; None if none is.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""What a model is for, and how well it does it: tasks, losses, metrics, and the scores of clients and of clusters.
+"""Tasks, losses, metrics, and the scores of clients and clusters.
 
 It imports :mod:`fedclade.core` alone.
 """

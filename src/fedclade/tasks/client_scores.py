@@ -21,7 +21,7 @@ from torch import Tensor
 from fedclade.core import IGNORED, TaskKind
 
 Need = Literal["both", "positives", "negatives", "varying targets", "varying"]
-"""What a label's, or an output's, examples must include for its score to be defined."""
+"""Examples of a label, or an output, that a score needs to be defined."""
 
 NEEDS: Mapping[str, Need] = {
     **dict.fromkeys(("AUROC", "AveragePrecision", "LogAUC", "EER"), "both"),
@@ -94,7 +94,7 @@ def client_score(made: Any, kind: TaskKind, outputs: Tensor, targets: Tensor) ->
 
 
 def family_of(made: object) -> str:
-    """Return the name of an object's class, or of a base class with known needs, without a prefix."""
+    """Return the name of a metric's class, or of a base class with known needs, without prefix."""
     names = [re.sub(f"^({'|'.join(PREFIXES)})", "", each.__name__) for each in type(made).__mro__]
     return next((name for name in names if name in NEEDS), names[0])
 

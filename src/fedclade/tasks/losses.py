@@ -1,4 +1,4 @@
-"""Losses: what each example adds to the mean that a batch trains on."""
+"""Losses of the examples of a batch, and the outputs of mixtures of models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedclade.tasks.model_mixture import ModelMixture
 
 
 def mix_outputs(kind: TaskKind, outputs: Tensor, weights: Tensor) -> Tensor:
-    """Return Σ_k π_k p_k for a mixture of K models, in the form of one model's outputs ``[m, ...]``.
+    """Return Σ_k π_k p_k for a mixture of K models, as outputs ``[m, ...]`` of one model.
 
     ``outputs`` ``[K, m, ...]`` are logits, whose probabilities are mixed and become logits again;
     those of a regression are mixed as they are. ``weights`` are π of each example, ``[m, K]``.
@@ -31,7 +31,10 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the cross-entropy of logits in nats; of a text, the mean over the places that count, or 0 if none does."""
+    """Return the cross-entropy of logits in nats, ``[B]``.
+
+    For a text it is the mean over the places that count, or 0 if none does.
+    """
     if targets.dim() == 1:
         return functional.cross_entropy(outputs, targets, ignore_index=IGNORED, reduction="none")
     nats = functional.cross_entropy(
@@ -41,7 +44,10 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def count_targets(targets: Tensor) -> Tensor:
-    """Return how many targets of each example count, int64 ``[B]``: places of a text; 1 of a label or of numbers."""
+    """Return the number of targets of each example that count, int64 ``[B]``.
+
+    These are places of a text; a label or numbers count once.
+    """
     if targets.is_floating_point():
         return torch.ones(len(targets), dtype=torch.int64, device=targets.device)
     return (targets != IGNORED).view(len(targets), -1).sum(1)
@@ -70,7 +76,11 @@ LOSSES: Mapping[str, Loss] = {
     "smooth_l1": _mean(functional.smooth_l1_loss),
     "poisson_nll": _mean(functional.poisson_nll_loss),
 }
-"""Losses by name. ``bce`` takes logits and ``poisson_nll`` logarithms of rates; several outputs count as their mean."""
+"""Losses by name.
+
+``bce`` takes logits, and ``poisson_nll`` logarithms of rates; several outputs count as their
+mean.
+"""
 
 KINDS: Mapping[str, tuple[str, ...]] = {
     "cross_entropy": ("classification", "language"),

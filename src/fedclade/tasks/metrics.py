@@ -1,4 +1,4 @@
-"""Metrics: what clients are scored by, each from a client's own outputs, never averaged over batches."""
+"""Metrics of clients, each from a client's own outputs, never averaged over batches."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ def mean_score(values: Iterable[float | None]) -> float | None:
 
 
 def perplexity(loss: float) -> float:
-    """Return the exponential of a cross-entropy in nats; of one that has exploded, the largest there is."""
+    """Return the exponential of a cross-entropy in nats, limited to finite numbers."""
     return math.exp(min(loss, 700.0))
 
 
 def cluster_scores(
     found: Mapping[int, int], truth: Mapping[int, int] | None
 ) -> dict[str, float | None]:
-    """Return the adjusted Rand index and the normalised mutual information of found clusters against the true ones.
+    """Return the adjusted Rand index and the normalized mutual information of clusters.
 
     ``found`` and ``truth`` have the cluster of each client by id. Without a truth both scores are
     None.
@@ -107,7 +107,10 @@ RIGHT = "assignment_accuracy"
 
 
 def gap_closed(accuracy: float, fedavg: float, oracle: float) -> float | None:
-    """Return (method − FedAvg) / (oracle − FedAvg): 0 is no better than one model for all, 1 as good as the oracle.
+    """Return the closed part of the gap between FedAvg and the oracle.
+
+    It is (method − FedAvg) / (oracle − FedAvg): 0 is no better than one model for all, 1 as good as
+    the oracle.
 
     None if the oracle is not better than FedAvg: then there is no gap to close.
     """
@@ -115,7 +118,10 @@ def gap_closed(accuracy: float, fedavg: float, oracle: float) -> float | None:
 
 
 def mean_and_interval(values: Sequence[float]) -> tuple[float, float | None]:
-    """Return the mean and the half width of its 95 % interval by Student's t; None for fewer than two values."""
+    """Return the mean and the half width of its 95 % interval by Student's t.
+
+    The half width is None for fewer than two values.
+    """
     mean = float(np.mean(values))
     if len(values) < 2:
         return mean, None
@@ -178,7 +184,10 @@ class Metric:
 
 
 def read_metrics(summary: Mapping[str, Any]) -> tuple[Metric, ...]:
-    """Return the metrics of a run by its summary, the one that counts first; earlier versions did not note them."""
+    """Return the metrics of a run by its summary, the main metric first.
+
+    Runs of earlier versions have the metrics of their task.
+    """
     if "metrics" in summary:
         return tuple(Metric(**each) for each in summary["metrics"])
     return tuple(OWN["language" if "perplexity" in summary else "classification"].values())
@@ -265,7 +274,10 @@ OWN: Mapping[TaskKind, Mapping[str, Metric]] = {
         "rmse": Metric("rmse", False, terms=_error(torch.square), final=math.sqrt),
     },
 }
-"""Metrics that are means over targets, summed up for all clients at once; equal to those of torchmetrics."""
+"""Metrics that are means over targets, computed for all clients together.
+
+They are equal to those of torchmetrics.
+"""
 
 _OF_LABELS = {
     "auroc": "AUROC",
@@ -300,7 +312,7 @@ TORCHMETRICS: Mapping[TaskKind, Mapping[str, str]] = {
         "spearman": "SpearmanCorrCoef",
     },
 }
-"""Names of metrics, and the classes of torchmetrics that they are; those of labels are means over the labels."""
+"""Classes of torchmetrics by the names of metrics; those of labels are means over labels."""
 
 
 def _of_torchmetrics(name: str, kind: TaskKind, outputs: int) -> Metric:

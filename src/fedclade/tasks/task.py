@@ -1,4 +1,4 @@
-"""A task: what a model is for. The loss that it trains on, and the metrics that it is scored by."""
+"""Tasks: the loss that a model trains on, and the metrics that it is scored by."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Weights = Literal["balanced"] | Sequence[float]
 
 @dataclass(frozen=True)
 class Task:
-    """What a model is for.
+    """A task: targets, loss and metrics of a model.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ class Task:
         return fitted
 
     def as_noted(self, summary: Mapping[str, Any]) -> Task:
-        """Return the task with the weights that a run noted in its summary, if they are balanced: not by other clients.
+        """Return the task with the balanced weights that a run recorded in its summary.
 
         Raises
         ------
@@ -189,7 +189,7 @@ SUMMARIES: Mapping[str, str] = {
     "regression": "one number or several: squared error",
     "language": "the next token at each place: cross-entropy",
 }
-"""A line about each of them for people."""
+"""Descriptions of tasks, for people."""
 
 
 @checked()
@@ -263,7 +263,7 @@ class FittedTask:
 
     @cached_property
     def described(self) -> str:
-        """What clients and server must have in common: the kind, the loss, the metrics, the weights."""
+        """Kind, loss, metrics and weights, which clients and server must have in common."""
         loss = self.loss_name + (" over the batch" if self.over_batch else "")
         weights = (
             [] if self.weights is None else [f"{weight:g}" for weight in self.weights.tolist()]
@@ -287,7 +287,7 @@ class FittedTask:
 
     @property
     def has_nonnegative_loss(self) -> bool:
-        """Whether no example has a loss below 0: with all losses by name but that of a Poisson regression."""
+        """Whether no loss is below 0: for all named losses but that of a Poisson regression."""
         return not self.has_own_loss and self.loss is not LOSSES["poisson_nll"]
 
     @property
@@ -327,7 +327,7 @@ class FittedTask:
         return losses * self.weights.to(losses)[targets.long().clamp(min=0)]
 
     def check_losses_of_examples(self) -> None:
-        """Check that each example has a loss by itself; a ConfigError if the loss is one over the batch."""
+        """Check that each example has a loss of its own; a ConfigError for a loss of a batch."""
         if self.over_batch:
             raise ConfigError(
                 f"task.loss_over = 'batch': {self.loss_name} has no loss of each example by "
@@ -430,7 +430,7 @@ def _loss(loss: str | Loss, kind: TaskKind) -> Loss:
 
 
 def _check_loss(loss: str, kind: TaskKind | None) -> None:
-    """Check that the name of a loss is known, and fits a kind if there is one; others are references."""
+    """Check that the name of a loss is known, and fits a kind if there is one."""
     if loss in LOSSES and kind is not None and kind not in KINDS[loss]:
         fits = [name for name, kinds in KINDS.items() if kind in kinds]
         raise ConfigError(
