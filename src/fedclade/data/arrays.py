@@ -154,9 +154,11 @@ def convert_inputs(x: Tensor, kind: InputKind, what: str) -> Tensor:
         return x.to(torch.float32)
     if kind == "auto":
         return x
-    whole = (x == x.round()) & (x >= 0) if x.is_floating_point() else x >= 0
-    if not bool(whole.all()):
-        odd = x[~whole].flatten()[0].item()
+    is_token = x >= 0
+    if x.is_floating_point():
+        is_token &= x == x.round()
+    if not bool(is_token.all()):
+        odd = x[~is_token].flatten()[0].item()
         raise DataError(
             f"{what} should be whole numbers of at least 0 where inputs_are = 'tokens', got {odd}"
         )
@@ -164,14 +166,15 @@ def convert_inputs(x: Tensor, kind: InputKind, what: str) -> Tensor:
 
 
 def as_targets(y: Any, what: str, task: TaskKind = "classification") -> Tensor:
-    """Return targets as a task has them: labels and tokens as int64, all others as float32.
+    """Convert targets to the type of a task: labels and tokens to int64, others to float32.
 
     Numbers of any type are accepted if that loses nothing; a column of one number for each example
     becomes a vector.
     """
     if task not in _TARGETS:
         raise ConfigError(unknown("task:", task, _TARGETS))
-    tensor, rule = _as_tensor(y, what), _TARGETS[task]
+    tensor = _as_tensor(y, what)
+    rule = _TARGETS[task]
     if tensor.is_complex():
         raise DataError(f"{what} should be {rule}, got {tensor.dtype}")
     if task in ("classification", "language"):
@@ -188,7 +191,9 @@ def as_targets(y: Any, what: str, task: TaskKind = "classification") -> Tensor:
         numbers = numbers[:, 0]
     if numbers.dim() not in {"binary": (1,), "multilabel": (2,), "regression": (1, 2)}[task]:
         raise DataError(f"{what} should be {rule}, got shape {list(tensor.shape)}")
-    holds = numbers.isfinite() if task == "regression" else (numbers == 0) | (numbers == 1)
+    holds = (numbers == 0) | (numbers == 1)
+    if task == "regression":
+        holds = numbers.isfinite()
     _require_all(holds, tensor, what, rule)
     return numbers
 
@@ -222,7 +227,7 @@ def check_numbering(y: Tensor, what: str, task: TaskKind) -> None:
 
 
 def require_outputs(outputs: int, what: str) -> None:
-    """Check that a model with so many outputs could be built; a DataError if not."""
+    """Check that a model can have this number of outputs; a DataError if not."""
     if not 1 <= outputs <= MOST_OUTPUTS:
         raise DataError(
             f"{what} should be from 1 to {MOST_OUTPUTS:,}, as a model has one for each label, got "
@@ -232,13 +237,14 @@ def require_outputs(outputs: int, what: str) -> None:
 
 
 def group_by_label(y: Tensor, task: TaskKind) -> Indices:
-    """Return what a partition by label goes by: the label, or 0 where targets are no labels."""
-    has_labels = task in ("classification", "binary")
-    return (y if has_labels else torch.zeros(len(y))).to(torch.int64).numpy()
+    """Return the groups of a partition by label: the labels, or 0 if targets are no labels."""
+    if task in ("classification", "binary"):
+        return y.to(torch.int64).numpy()
+    return np.zeros(len(y), dtype=np.int64)
 
 
 def as_indices(values: Any, what: str) -> Indices:
-    """Return indices as an int64 array: the same one if it is that already."""
+    """Convert indices to an int64 array, without a copy if they are one."""
     array = as_array(values, what)
     if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
         raise DataError(
@@ -284,23 +290,25 @@ _TARGETS: Mapping[TaskKind, str] = {
 
 
 def _require_all(holds: Tensor, values: Tensor, what: str, rule: str) -> None:
-    """Check that all of some values hold; name the first that does not, and where it is."""
+    """Check that all values fulfil a rule; name the first that does not, and its place."""
     if bool(holds.all()):
         return
     row, *column = (~holds).nonzero()[0].tolist()
     value = float(values.reshape(holds.shape)[(row, *column)])
-    where = f"example {row}" + (f", column {column[0]}" if column else "")
-    head, _, tail = rule.partition("; ")
-    raise DataError(
-        f"{what} should be {head}, got {value} in {where}" + (f"; {tail}" if tail else "")
-    )
+    where = f"example {row}"
+    if column:
+        where += f", column {column[0]}"
+    requirement, separator, advice = rule.partition("; ")
+    raise DataError(f"{what} should be {requirement}, got {value} in {where}{separator}{advice}")
 
 
 def as_array(values: Any, what: str) -> NDArray[Any]:
     """Convert values to an array of NumPy; a DataError if that is not possible without loss."""
     check_kind(values, what)
     try:
-        return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+        if isinstance(values, Tensor):
+            values = values.detach().cpu()
+        return np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
             f"{what} should be numbers, got {type(values).__name__}: {error}"
@@ -314,10 +322,12 @@ def check_kind(values: Any, what: str) -> None:
 
 
 def _as_tensor(values: Any, what: str) -> Tensor:
+    """Convert values to a tensor on the CPU; a DataError if that is not possible."""
     check_kind(values, what)
     try:
-        own = isinstance(values, Tensor) or not hasattr(values, "__array__")
-        return torch.as_tensor(values if own else np.asarray(values)).detach().cpu()
+        if not isinstance(values, Tensor) and hasattr(values, "__array__"):
+            values = np.asarray(values)
+        return torch.as_tensor(values).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
             f"{what} should be a tensor or an array, got {type(values).__name__}: {error}"

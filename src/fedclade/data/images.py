@@ -93,10 +93,15 @@ def load_synthetic(
 def _draw_client(
     draw: np.random.Generator, alpha: float, beta: float, max_samples: int | None
 ) -> tuple[NDArray[np.float32], Indices]:
+    """Draw the inputs and labels of one client."""
     samples = 50 + int(draw.lognormal(4, 2))
-    samples = samples if max_samples is None else min(samples, max_samples)
-    u, B = draw.normal(0, math.sqrt(alpha)), draw.normal(0, math.sqrt(beta))
-    W, b = draw.normal(u, 1, (LABELS, FEATURES)), draw.normal(u, 1, LABELS)
+    if max_samples is not None:
+        samples = min(samples, max_samples)
+    # The order of the draws determines the data.
+    u = draw.normal(0, math.sqrt(alpha))
+    B = draw.normal(0, math.sqrt(beta))
+    W = draw.normal(u, 1, (LABELS, FEATURES))
+    b = draw.normal(u, 1, LABELS)
     v = draw.normal(B, 1, FEATURES)
     deviations = np.arange(1, FEATURES + 1) ** (-1.2 / 2)
     x = draw.normal(v, deviations, (samples, FEATURES))
@@ -112,13 +117,22 @@ def load_digits(_data_dir: Path | None, _seed: int) -> Pool:
 
     They are cached, since importing scikit-learn takes two seconds of every process.
     """
-    arrays = load_cached("digits", {"scikit-learn": version("scikit-learn")}, _bundled_digits)
-    x, y = torch.from_numpy(arrays["x"]), arrays["y"]
-    split = arrays["train"], arrays["test"]
-    return Pool("digits", x, torch.from_numpy(y), y, *split, 10, mean=0.3053, std=0.3759)
+    arrays = load_cached("digits", {"scikit-learn": version("scikit-learn")}, _build_digits)
+    y = arrays["y"]
+    return Pool(
+        "digits",
+        x=torch.from_numpy(arrays["x"]),
+        y=torch.from_numpy(y),
+        groups=y,
+        train=arrays["train"],
+        test=arrays["test"],
+        outputs=10,
+        mean=0.3053,
+        std=0.3759,
+    )
 
 
-def _bundled_digits() -> Arrays:
+def _build_digits() -> Arrays:
     from sklearn.datasets import load_digits as bundled
     from sklearn.model_selection import train_test_split
 
@@ -133,13 +147,13 @@ def _bundled_digits() -> Arrays:
 
 def load_mnist(data_dir: Path | None, _seed: int) -> Pool:
     """Return MNIST: 60,000 + 10,000 digits, 28×28, grey."""
-    arrays = _decoded("mnist", data_dir, (1, 28, 28), ("image", "label"), outputs=10)
+    arrays = _load_images("mnist", data_dir, (1, 28, 28), ("image", "label"), outputs=10)
     return Pool.of_arrays("mnist", arrays, arrays["y"], 10, mean=0.1307, std=0.3081)
 
 
 def load_cifar10(data_dir: Path | None, _seed: int) -> Pool:
     """Return CIFAR-10: 50,000 + 10,000 photographs, 32×32, three colours."""
-    arrays = _decoded("cifar10", data_dir, (3, 32, 32), ("img", "label"), outputs=10)
+    arrays = _load_images("cifar10", data_dir, (3, 32, 32), ("img", "label"), outputs=10)
     return Pool.of_arrays("cifar10", arrays, arrays["y"], 10, mean=0.4734, std=0.2516)
 
 
@@ -153,10 +167,10 @@ def load_femnist(
     leaf = find_leaf(data_dir, "femnist")
     if leaf:
         arrays = load_cached(
-            "femnist", {"leaf": stamp_files(leaf.files)}, lambda: _femnist_from_leaf(leaf)
+            "femnist", {"leaf": stamp_files(leaf.files)}, lambda: _read_femnist_leaf(leaf)
         )
     else:
-        arrays = _decoded(
+        arrays = _load_images(
             "femnist",
             data_dir,
             (1, 28, 28),
@@ -168,24 +182,24 @@ def load_femnist(
         "femnist", arrays, arrays["y"], FEMNIST_LABELS, natural=natural, mean=0.9637, std=0.1592
     )
     require(("characters", characters, characters in ("all", "lowercase"), "'all' or 'lowercase'"))
-    return pool if characters == "all" else _small_letters(pool)
+    return pool if characters == "all" else _choose_small_letters(pool)
 
 
-def _small_letters(pool: Pool) -> Pool:
-    """Return a pool of FEMNIST with the small letters alone, whose labels are then 0 to 25."""
-    y, small = (pool.groups - SMALL_A).clip(min=0), pool.groups >= SMALL_A
-    train, test = pool.train[small[pool.train]], pool.test[small[pool.test]]
+def _choose_small_letters(pool: Pool) -> Pool:
+    """Return the small letters of FEMNIST, with labels 0 to 25."""
+    is_small = pool.groups >= SMALL_A
+    y = (pool.groups - SMALL_A).clip(min=0)
     return replace(
         pool,
         y=torch.from_numpy(y),
         groups=y,
-        train=train,
-        test=test,
+        train=pool.train[is_small[pool.train]],
+        test=pool.test[is_small[pool.test]],
         outputs=FEMNIST_LABELS - SMALL_A,
     )
 
 
-def _decoded(
+def _load_images(
     name: str,
     data_dir: Path | None,
     shape: tuple[int, int, int],
@@ -200,11 +214,13 @@ def _decoded(
     image, label, *owner = columns
 
     def build() -> Arrays:
-        splits = ["train", "test"] if not owner or tables.has("test") else ["train"]
+        splits = ["train"]
+        if not owner or tables.has("test"):
+            splits.append("test")
         read = [(tables.where(split), tables.read(split, columns)) for split in splits]
         arrays: dict[str, NDArray[Any]] = {
             "x": np.concatenate(
-                [_decode(part[image], shape, where, image) for where, part in read]
+                [_decode_images(part[image], shape, where, image) for where, part in read]
             ),
             "y": np.concatenate(
                 [to_labels(part[label], outputs, where, label) for where, part in read]
@@ -220,7 +236,7 @@ def _decoded(
     return load_cached(name, {"tables": tables.key, "columns": list(columns)}, build)
 
 
-def _decode(
+def _decode_images(
     cells: Sequence[Any], shape: tuple[int, int, int], where: str, column: str
 ) -> NDArray[np.uint8]:
     """Decode PNGs or JPEGs to ``[n, C, H, W]``, in one thread: a pool takes four times as long."""
@@ -250,8 +266,9 @@ def _decode(
     return images
 
 
-def _femnist_from_leaf(leaf: LeafFiles) -> Arrays:
-    train, test = read_leaf(leaf.train), read_leaf(leaf.test)
+def _read_femnist_leaf(leaf: LeafFiles) -> Arrays:
+    train = read_leaf(leaf.train)
+    test = read_leaf(leaf.test)
     where = f"the LEAF files in {leaf.train[0].parent}"
     x = [*train.x, *test.x]
     try:

@@ -125,9 +125,10 @@ class DataSchema:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the schema as plain values, without what is not set; see :meth:`read`."""
-        inputs = {
-            c.name: list(c.categories) if c.kind == "category" else c.kind for c in self.inputs
-        }
+        inputs: dict[str, Any] = {}
+        for column in self.inputs:
+            is_category = column.kind == "category"
+            inputs[column.name] = list(column.categories) if is_category else column.kind
         labels = list(self.labels) if isinstance(self.labels, tuple) else self.labels
         values = {
             "inputs": inputs,
@@ -333,17 +334,23 @@ def _read_labels(labels: Any) -> tuple[Label, ...] | int | None:
             "labels of a schema should be a list of names, or how many there are, got "
             f"{shown(labels)}"
         )
-    labels = cast("Sequence[Any]", labels)
-    if all(type(label) in (int, float) and math.isfinite(label) for label in labels):
-        found: tuple[Label, ...] = tuple(float(label) for label in labels)
-    else:  # truth values are called as Arrow calls them
-        texts = [str(label).lower() if isinstance(label, bool) else label for label in labels]
-        found = _read_names("labels", texts, MOST_LABELS)
-    if not found or len(found) > MOST_LABELS or len(set(found)) < len(found):
+    values = cast("Sequence[Any]", labels)
+    are_numbers = all(type(label) in (int, float) and math.isfinite(label) for label in values)
+    names: tuple[Label, ...]
+    if are_numbers:
+        names = tuple(float(label) for label in values)
+    else:
+        names = _read_names("labels", [_name_truth_value(label) for label in values], MOST_LABELS)
+    if not names or len(names) > MOST_LABELS or len(set(names)) < len(names):
         raise ConfigError(
             f"labels of a schema should be 1 to {MOST_LABELS} different names, got {shown(labels)}"
         )
-    return found
+    return names
+
+
+def _name_truth_value(label: Any) -> Any:
+    """Return a label; truth values have the names that Arrow gives them."""
+    return str(label).lower() if isinstance(label, bool) else label
 
 
 def _read_words(words: Any) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -65,12 +65,13 @@ def shift_views(
             ("clusters", clusters, clusters == 1, f"left out with shift {name!r}, which draws them")
         )
         each = shift.views(pool, clients, seed, **arguments)
-        numbers = {
-            view.key: number
-            for number, view in enumerate({view.key: view for view in each}.values())
-        }
-        distinct = {view.key: view for view in reversed(each)}
-        return [distinct[key] for key in numbers], tuple(numbers[view.key] for view in each)
+        numbers: dict[tuple[Hashable, ...], int] = {}
+        distinct: list[View] = []
+        for view in each:
+            if view.key not in numbers:
+                numbers[view.key] = len(distinct)
+                distinct.append(view)
+        return distinct, tuple(numbers[view.key] for view in each)
     require(
         (
             "clusters",
@@ -83,7 +84,7 @@ def shift_views(
         views = shift.views(pool, clusters, seed, **arguments)
     else:
         views = call_own(f"shift {name!r}", shift.views, pool, clusters, seed, **arguments)
-        views = _checked(views, pool, clusters, name)
+        views = _check_views(views, pool, clusters, name)
     return views, tuple(client % clusters for client in range(clients))
 
 
@@ -93,7 +94,7 @@ def _none(_pool: Pool, clusters: int, _seed: int) -> list[View]:
 
 def _label_swap(pool: Pool, clusters: int, seed: int) -> list[View]:
     """Swap two labels in each cluster, disjoint pairs first (Sattler et al. 2019, VI-A)."""
-    labels = _labels_to_shift(pool, "label_swap")
+    labels = _count_labels(pool, "label_swap")
     _require_enough(math.comb(labels, 2), clusters, f"pairs of {labels} labels", "label_swap")
     draw = rng.generator(seed, "label_swap")
     order = draw.permutation(labels)
@@ -113,7 +114,7 @@ def _label_swap(pool: Pool, clusters: int, seed: int) -> list[View]:
 
 def _label_permutation(pool: Pool, clusters: int, seed: int) -> list[View]:
     """Permute all labels, in each cluster in another way (Sattler et al. 2019, eqs. 52, 53)."""
-    labels = _labels_to_shift(pool, "label_permutation")
+    labels = _count_labels(pool, "label_permutation")
     _require_enough(
         math.factorial(labels), clusters, f"permutations of {labels} labels", "label_permutation"
     )
@@ -134,7 +135,7 @@ def _rotation(pool: Pool, clusters: int, _seed: int) -> list[View]:
     return [View(quarter_turns=turns) for turns in range(clusters)]
 
 
-def _labels_to_shift(pool: Pool, name: str) -> int:
+def _count_labels(pool: Pool, name: str) -> int:
     if pool.task == "language":
         raise DataError(
             f"shift {name!r} needs labels, but {pool.name} is language data (next-word prediction)"
@@ -204,7 +205,7 @@ def find_shift(name: object) -> Shift:
     )
 
 
-def _checked(views: Any, pool: Pool, clusters: int, name: str) -> list[View]:
+def _check_views(views: Any, pool: Pool, clusters: int, name: str) -> list[View]:
     """Check what a user's own shift returned."""
     if (
         not isinstance(views, list | tuple)
@@ -215,17 +216,18 @@ def _checked(views: Any, pool: Pool, clusters: int, name: str) -> list[View]:
             f"shift {name!r} should return a View for each of {clusters} clusters, got "
             f"{shown(views)}"
         )
-    return [_checked_view(view, pool, name) for view in views]
+    return [_check_view(view, pool, name) for view in views]
 
 
-def _checked_view(view: View, pool: Pool, name: str) -> View:
+def _check_view(view: View, pool: Pool, name: str) -> View:
     if view.quarter_turns:
         _require_square_images(pool, name)
     if view.transform is not None:
         require_images(pool, name)
     if view.label_map is None:
         return view
-    labels, what = _labels_to_shift(pool, name), f"the label_map by shift {name!r}"
+    labels = _count_labels(pool, name)
+    what = f"the label_map by shift {name!r}"
     label_map = as_indices(view.label_map, what)
     if len(label_map) != labels:
         raise DataError(f"{what} should have a label for each of {labels}, got {len(label_map)}")

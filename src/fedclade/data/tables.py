@@ -37,10 +37,18 @@ class LeafFiles:
 
 @dataclass(frozen=True)
 class LeafExamples:
-    """All examples of some files; the three lists run in parallel."""
+    """Examples of several files.
 
-    users: list[str]  # the owner of each
-    x: list[Any]  # inputs and targets as they are in the files
+    Parameters
+    ----------
+    users
+        Owner of each example.
+    x, y
+        Input and target of each example, as in the files.
+    """
+
+    users: list[str]
+    x: list[Any]
     y: list[Any]
 
 
@@ -53,9 +61,10 @@ def find_leaf(data_dir: Path | None, name: str) -> LeafFiles | None:
         return None
     folder = data_dir / name
     train = sorted((folder / "train").glob("*.json")) or sorted(folder.glob("*.json"))
-    return (
-        LeafFiles(tuple(train), tuple(sorted((folder / "test").glob("*.json")))) if train else None
-    )
+    if not train:
+        return None
+    test = sorted((folder / "test").glob("*.json"))
+    return LeafFiles(tuple(train), tuple(test))
 
 
 def read_leaf(files: tuple[Path, ...]) -> LeafExamples:
@@ -102,20 +111,20 @@ _PARQUET_BRANCH = "refs/convert/parquet"
 
 
 class Tables(ABC):
-    """Where the tables of a source come from."""
+    """Tables of a data source, one for each split."""
 
     @property
     @abstractmethod
     def key(self) -> object:
-        """What distinguishes this content from any other, for the cache."""
+        """Key of the content, for the cache."""
 
     @abstractmethod
     def has(self, split: str) -> bool:
-        """Return whether there is such a split."""
+        """Return whether the source has a split."""
 
     @abstractmethod
     def where(self, split: str) -> str:
-        """Return where the split's table is, for messages."""
+        """Return the place of a split's table, for messages."""
 
     @abstractmethod
     def shards(self, split: str, columns: Sequence[str]) -> Sequence[Any]:
@@ -124,10 +133,9 @@ class Tables(ABC):
     def read(self, split: str, columns: Sequence[str]) -> Columns:
         """Return columns of one split as lists with an entry for each row."""
         parts = self.shards(split, columns)
-        whole = {
-            column: [value for part in parts for value in part[column].to_pylist()]
-            for column in columns
-        }
+        whole: Columns = {}
+        for column in columns:
+            whole[column] = [value for part in parts for value in part[column].to_pylist()]
         if not all(whole.values()):
             raise DataError(f"{self.where(split)} has no rows")
         return whole
@@ -216,7 +224,8 @@ class HubTables(Tables):
         except (
             Exception
         ) as error:  # the network, the Hub and its client fail in too many ways to list
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
+            lines = str(error).strip().splitlines()
+            reason = lines[0] if lines else ""
             raise DataError(
                 f"cannot load {self.hub} from the Hugging Face Hub ({type(error).__name__}: "
                 f"{reason}); give a folder that has the data with --data-dir / FEDCLADE_DATA_DIR, "
@@ -227,20 +236,22 @@ class HubTables(Tables):
 def to_labels(values: list[Any], outputs: int, where: str, column: str) -> Indices:
     """Return a column of labels as int64 ``[n]``."""
     rule = f"whole numbers from 0 to {outputs - 1}"
-    require_values(
-        values, lambda value: isinstance(value, int) and 0 <= value < outputs, where, column, rule
-    )
+
+    def is_label(value: Any) -> bool:
+        return isinstance(value, int) and 0 <= value < outputs
+
+    require_values(values, is_label, where, column=column, rule=rule)
     return np.asarray(values, dtype=np.int64)
 
 
 def to_texts(values: list[Any], where: str, column: str) -> list[str]:
     """Return a column of texts."""
-    require_values(values, lambda value: isinstance(value, str), where, column, "texts")
+    require_values(values, lambda value: isinstance(value, str), where, column=column, rule="texts")
     return values
 
 
 def require_values(
-    values: Sequence[Any], fits: Callable[[Any], bool], where: str, column: str, rule: str
+    values: Sequence[Any], fits: Callable[[Any], bool], where: str, *, column: str, rule: str
 ) -> None:
     """Check each value of a column; a DataError names the first that does not fit, and its row."""
     for row, value in enumerate(values):

@@ -36,7 +36,8 @@ from fedclade.data.tables import (
 T = TypeVar("T")
 Tokens = NDArray[np.int64]
 
-PAD, UNKNOWN = 0, 1
+PAD = 0
+UNKNOWN = 1
 SPECIALS = ("<pad>", "<unk>")
 
 _WORD = re.compile(r"\w+(?:'\w+)*|[^\w\s]")
@@ -66,7 +67,11 @@ def build_vocabulary(texts: Iterable[Sequence[str]], size: int) -> tuple[str, ..
 def encode(texts: Iterable[Sequence[str]], vocabulary: Sequence[str]) -> list[list[int]]:
     """Replace words by their positions in the vocabulary, and unknown words by ``<unk>``."""
     place = {word: number for number, word in enumerate(vocabulary)}
-    return [[place.get(word, UNKNOWN) for word in words] for words in texts]
+
+    def encode_words(words: Sequence[str]) -> list[int]:
+        return [place.get(word, UNKNOWN) for word in words]
+
+    return [encode_words(words) for words in texts]
 
 
 def pad(sequences: Sequence[Sequence[int]], length: int, filler: int = PAD) -> Tokens:
@@ -103,16 +108,28 @@ def cut_windows(sequence: list[T], length: int) -> list[list[T]]:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Texts, and what is known of each; the lists run in parallel."""
+    """Texts with labels and owners.
 
-    texts: list[list[str]]  # the words of each
-    labels: NDArray[np.int64]  # topic or sentiment of each; 0 where there is none
-    train: int  # how many of them, from the first on, are for training
-    owners: list[str] | None = None  # of each, where they are known
+    Parameters
+    ----------
+    texts
+        Words of each text.
+    labels
+        Topic or sentiment of each text, ``[N]``; 0 if there is none.
+    train
+        Number of texts for training, which come first.
+    owners
+        Owner of each text, if known.
+    """
+
+    texts: list[list[str]]
+    labels: NDArray[np.int64]
+    train: int
+    owners: list[str] | None = None
 
 
 def join(parts: list[Corpus]) -> Corpus:
-    """Return training and test texts as one corpus."""
+    """Join the corpora of training and of test texts."""
     texts = [text for part in parts for text in part.texts]
     owners = [owner for part in parts for owner in part.owners or []]
     return Corpus(
@@ -125,11 +142,35 @@ def pool_from_corpus(
     key: object,
     read: Callable[[], Corpus],
     task: TaskKind,
+    *,
     sequence_length: int,
     vocabulary_size: int,
     labels: int = 1,
 ) -> Pool:
-    """Read a corpus and turn it into tokens, or take that from the cache."""
+    """Read a corpus and convert it to tokens, or load these from the cache.
+
+    Parameters
+    ----------
+    name
+        Name of the source.
+    key
+        Key of its content, for the cache.
+    read
+        Reads the corpus.
+    task
+        ``classification`` or ``language``.
+    sequence_length
+        Number of tokens of an example.
+    vocabulary_size
+        Largest number of words, including the special tokens.
+    labels
+        Number of labels, for ``classification``.
+
+    Raises
+    ------
+    ConfigError
+        If a number is out of range.
+    """
     require(
         ("sequence_length", sequence_length, sequence_length >= 1, "at least 1"),
         (
@@ -140,16 +181,27 @@ def pool_from_corpus(
         ),
     )
     options = [task, sequence_length, vocabulary_size]
-    key = {"source": key, "options": options}
-    arrays = load_cached(name, key, lambda: _arrays(read(), task, sequence_length, vocabulary_size))
+    arrays = load_cached(
+        name,
+        {"source": key, "options": options},
+        lambda: _build_arrays(read(), task, sequence_length, vocabulary_size),
+    )
     vocabulary = tuple(arrays["vocabulary"].tolist())
-    more = {"task": task, "natural": arrays.get("owners"), "vocabulary": vocabulary}
+    outputs = len(vocabulary) if task == "language" else labels
     return Pool.of_arrays(
-        name, arrays, arrays["labels"], len(vocabulary) if task == "language" else labels, **more
+        name,
+        arrays,
+        arrays["labels"],
+        outputs,
+        task=task,
+        natural=arrays.get("owners"),
+        vocabulary=vocabulary,
     )
 
 
-def _arrays(corpus: Corpus, task: TaskKind, sequence_length: int, vocabulary_size: int) -> Arrays:
+def _build_arrays(
+    corpus: Corpus, task: TaskKind, sequence_length: int, vocabulary_size: int
+) -> Arrays:
     """Turn texts into tokens; the vocabulary is that of the training texts."""
     vocabulary = build_vocabulary(corpus.texts[: corpus.train], vocabulary_size)
     tokens = encode(corpus.texts, vocabulary)
@@ -163,7 +215,8 @@ def _arrays(corpus: Corpus, task: TaskKind, sequence_length: int, vocabulary_siz
     if task == "language":
         arrays["x"], arrays["y"] = next_words(tokens, sequence_length)
     else:
-        arrays["x"], arrays["y"] = pad(tokens, sequence_length), corpus.labels
+        arrays["x"] = pad(tokens, sequence_length)
+        arrays["y"] = corpus.labels
     return arrays
 
 
@@ -219,7 +272,9 @@ def read_vectors(file: Path, vocabulary: tuple[str, ...]) -> NDArray[np.float32]
 TOPICS = 4
 HELD_OUT_FRACTION = 0.1
 LEAF_TEXT = 4  # place of the text in LEAF's [id, date, query, user, text, ...]
-NEGATIVE, NEUTRAL, POSITIVE = 0, 2, 4
+NEGATIVE = 0
+NEUTRAL = 2
+POSITIVE = 4
 
 
 def load_ag_news(
@@ -237,9 +292,14 @@ def load_ag_news(
     of the test split is the test data.
     """
     tables = open_tables("ag_news", data_dir)
-    read = partial(_read_ag_news, tables)
     return pool_from_corpus(
-        "ag_news", tables.key, read, task, sequence_length, vocabulary_size, labels=TOPICS
+        "ag_news",
+        tables.key,
+        partial(_read_ag_news, tables),
+        task,
+        sequence_length=sequence_length,
+        vocabulary_size=vocabulary_size,
+        labels=TOPICS,
     )
 
 
@@ -253,17 +313,21 @@ def load_tiny_shakespeare(
     """
     if data_dir is None:
         tables = open_hub("tiny_shakespeare")
-        key, text, where = tables.key, partial(_text_from_hub, tables), tables.hub
+        key = tables.key
+        where = tables.hub
+        read_text = partial(_read_hub_text, tables)
     else:
         file = data_dir / "tiny_shakespeare" / "input.txt"
-        key, text, where = (
-            stamp_files([file] if file.exists() else []),
-            partial(_text_from_file, file),
-            str(file),
-        )
-    read = partial(_read_shakespeare, text, where, sequence_length)
+        key = stamp_files([file] if file.exists() else [])
+        where = str(file)
+        read_text = partial(_read_text_file, file)
     return pool_from_corpus(
-        "tiny_shakespeare", key, read, "language", sequence_length, vocabulary_size
+        "tiny_shakespeare",
+        key,
+        partial(_read_shakespeare, read_text, where, sequence_length),
+        "language",
+        sequence_length=sequence_length,
+        vocabulary_size=vocabulary_size,
     )
 
 
@@ -284,12 +348,20 @@ def load_sent140(
     """
     leaf = find_leaf(data_dir, "sent140")
     if leaf:
-        key, read = stamp_files(leaf.files), partial(_read_sent140_leaf, leaf)
+        key = stamp_files(leaf.files)
+        read = partial(_read_sent140_leaf, leaf)
     else:
         tables = open_tables("sent140", data_dir)
-        key, read = tables.key, partial(_read_sent140, tables)
+        key = tables.key
+        read = partial(_read_sent140, tables)
     pool = pool_from_corpus(
-        "sent140", key, read, "classification", sequence_length, vocabulary_size, labels=2
+        "sent140",
+        key,
+        read,
+        "classification",
+        sequence_length=sequence_length,
+        vocabulary_size=vocabulary_size,
+        labels=2,
     )
     if vectors is None:
         return pool
@@ -302,15 +374,15 @@ def load_sent140(
 
 def _read_ag_news(tables: Tables) -> Corpus:
     if tables.has("train"):
-        return join([_ag_news_split(tables, split) for split in ("train", "test")])
-    whole = _ag_news_split(tables, "test")
+        return join([_read_ag_news_split(tables, split) for split in ("train", "test")])
+    whole = _read_ag_news_split(tables, "test")
     # What is held out is the same in every run: this seed is not the user's.
     order = rng.generator(0, "ag_news held out").permutation(len(whole.texts))
     train = len(order) - max(1, round(HELD_OUT_FRACTION * len(order)))
     return Corpus([whole.texts[row] for row in order], whole.labels[order], train)
 
 
-def _ag_news_split(tables: Tables, split: str) -> Corpus:
+def _read_ag_news_split(tables: Tables, split: str) -> Corpus:
     columns = tables.read(split, ["text", "label"])
     labels = to_labels(columns["label"], TOPICS, tables.where(split), "label")
     texts = [split_words(text) for text in to_texts(columns["text"], tables.where(split), "text")]
@@ -320,7 +392,7 @@ def _ag_news_split(tables: Tables, split: str) -> Corpus:
     return Corpus([texts[row] for row in long_enough], labels[long_enough], len(long_enough))
 
 
-def _text_from_file(file: Path) -> str:
+def _read_text_file(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -332,7 +404,7 @@ def _text_from_file(file: Path) -> str:
         raise DataError(f"cannot read {file}, which should be a text in UTF-8: {error}") from error
 
 
-def _text_from_hub(tables: HubTables) -> str:
+def _read_hub_text(tables: HubTables) -> str:
     texts: list[str] = []
     for split in ("train", "validation", "test"):  # three runs of the one text
         if tables.has(split):
@@ -341,7 +413,7 @@ def _text_from_hub(tables: HubTables) -> str:
 
 
 def _read_shakespeare(text: Callable[[], str], where: str, sequence_length: int) -> Corpus:
-    said = _by_speaker(text())
+    said = _group_by_speaker(text())
     runs = [
         (speaker, run)
         for speaker, words in said.items()
@@ -355,7 +427,7 @@ def _read_shakespeare(text: Callable[[], str], where: str, sequence_length: int)
     return Corpus(list(texts), np.zeros(len(runs), dtype=np.int64), len(runs), list(speakers))
 
 
-def _by_speaker(text: str) -> dict[str, list[str]]:
+def _group_by_speaker(text: str) -> dict[str, list[str]]:
     """Return the words of each speaker, in order of appearance, without the text above."""
     said: dict[str, list[str]] = {}
     speaker: str | None = None
@@ -372,19 +444,27 @@ def _by_speaker(text: str) -> dict[str, list[str]]:
 
 
 def _read_sent140(tables: Tables) -> Corpus:
-    def corpus(split: str) -> Corpus:
-        columns, where = tables.read(split, ["text", "user", "sentiment"]), tables.where(split)
+    """Read the tweets in the Hub's layout."""
+    splits = ["train"]
+    if tables.has("test"):
+        splits.append("test")
+    parts: list[Corpus] = []
+    for split in splits:
+        where = tables.where(split)
+        columns = tables.read(split, ["text", "user", "sentiment"])
         texts = to_texts(columns["text"], where, "text")
-        return _tweets(texts, columns["user"], columns["sentiment"], where, "sentiment")
-
-    return join(
-        [corpus(split) for split in (["train", "test"] if tables.has("test") else ["train"])]
-    )
+        sentiments = columns["sentiment"]
+        part = _select_tweets(texts, columns["user"], sentiments, where=where, column="sentiment")
+        parts.append(part)
+    return join(parts)
 
 
 def _read_sent140_leaf(leaf: LeafFiles) -> Corpus:
     parts: list[Corpus] = []
-    for files in [leaf.train, leaf.test] if leaf.test else [leaf.train]:
+    splits = [leaf.train]
+    if leaf.test:
+        splits.append(leaf.test)
+    for files in splits:
         where = f"the LEAF files in {files[0].parent}"
         examples = read_leaf(files)
         for x in examples.x:
@@ -396,27 +476,22 @@ def _read_sent140_leaf(leaf: LeafFiles) -> Corpus:
         # LEAF writes positive as 1 where Sentiment140 itself writes 4.
         sentiments = [POSITIVE if y == 1 else y for y in examples.y]
         texts = to_texts([x[LEAF_TEXT] for x in examples.x], where, "x")
-        parts.append(_tweets(texts, examples.users, sentiments, where, "y"))
+        parts.append(_select_tweets(texts, examples.users, sentiments, where=where, column="y"))
     return join(parts)
 
 
-def _tweets(
-    texts: list[str], users: list[Any], sentiments: list[Any], where: str, column: str
+def _select_tweets(
+    texts: list[str], users: list[Any], sentiments: list[Any], *, where: str, column: str
 ) -> Corpus:
     """Return the tweets that are negative or positive, with labels 0 and 1."""
     known = (NEGATIVE, NEUTRAL, POSITIVE)
-    require_values(
-        sentiments,
-        lambda value: value in known,
-        where,
-        column,
-        f"{NEGATIVE}, {NEUTRAL} or {POSITIVE}",
-    )
+    rule = f"{NEGATIVE}, {NEUTRAL} or {POSITIVE}"
+    require_values(sentiments, lambda value: value in known, where, column=column, rule=rule)
     rows = [row for row, sentiment in enumerate(sentiments) if sentiment != NEUTRAL]
-    labels = np.asarray([sentiments[row] == POSITIVE for row in rows], dtype=np.int64)
+    labels = [sentiments[row] == POSITIVE for row in rows]
     return Corpus(
         [split_words(texts[row]) for row in rows],
-        labels,
+        np.asarray(labels, dtype=np.int64),
         len(rows),
         [str(users[row]) for row in rows],
     )

@@ -1,4 +1,4 @@
-"""A view: how the clients of one true cluster see the examples of a pool."""
+"""Views of the examples of a pool by the clients of one true cluster."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Pixels = NDArray[np.uint8]
 
 
 class Transform(Protocol):
-    """How images look: ``transform(images, labels, rows)`` returns uint8 images ``[n, C, H, W]``.
+    """Change of images: ``transform(images, labels, rows)`` returns uint8 images ``[n, C, H, W]``.
 
-    ``images`` are the pool's, uint8 ``[n, C, H, W]``, ``labels`` theirs, and ``rows`` their places
-    in the pool. What it returns of one image does not depend on the others, and has the same number
-    of channels for all views of a shift.
+    ``images`` are those of the pool, uint8 ``[n, C, H, W]``, with their ``labels`` and their
+    ``rows`` in the pool. The result for an image does not depend on the others. All views of a
+    shift return the same number of channels.
     """
 
     def __call__(self, images: Pixels, labels: Indices, rows: Indices) -> Pixels:
@@ -36,20 +36,28 @@ class Transform(Protocol):
 @checked("label_map")  # which may be a plain list where a function of the user's returns it
 @dataclass(frozen=True, eq=False)
 class View:
-    """How the clients of one cluster see the pool."""
+    """View of a pool by the clients of one cluster.
 
-    label_map: Tensor | None = (
-        None  # int64 [outputs]: where the pool has label y, they see label_map[y]
-    )
-    quarter_turns: int = 0  # their images are turned by so many times 90°, counter-clockwise
-    transform: Transform | None = None  # how their images look, before they are turned
-    classes: tuple[int, ...] | None = (
-        None  # the only labels of the pool that they have, drawn again for the others
-    )
+    Parameters
+    ----------
+    label_map
+        int64 ``[outputs]``: clients see label ``label_map[y]`` in place of ``y``.
+    quarter_turns
+        Number of rotations of the images by 90°, counter-clockwise.
+    transform
+        Change of the images, before they are rotated.
+    classes
+        The only labels of the pool that clients have. Examples of others are replaced by draws.
+    """
+
+    label_map: Tensor | None = None
+    quarter_turns: int = 0
+    transform: Transform | None = None
+    classes: tuple[int, ...] | None = None
 
     @property
     def key(self) -> tuple[Hashable, ...]:
-        """What is the same for views that show the same."""
+        """Key that is equal for equal views."""
         labels = None if self.label_map is None else tuple(self.label_map.tolist())
         return labels, self.quarter_turns, self.transform, self.classes
 
@@ -86,7 +94,8 @@ def rotate_images(images: Pixels, degrees: float) -> Pixels:
     if degrees == 0 or degrees == 180 or (degrees in (90, 270) and height == width):
         return np.ascontiguousarray(np.rot90(images, int(degrees) // 90, (2, 3)))
     angle = -math.radians(degrees)
-    a, b = round(math.cos(angle), 15), round(math.sin(angle), 15)
+    a = round(math.cos(angle), 15)
+    b = round(math.sin(angle), 15)
     x0 = a * -width / 2 + b * -height / 2 + width / 2
     y0 = -b * -width / 2 + a * -height / 2 + height / 2
     y, x = np.mgrid[:height, :width]
@@ -169,8 +178,9 @@ class Thick:
     def __call__(self, images: Pixels, labels: Indices, rows: Indices) -> Pixels:
         """Return the images."""
         size = (1, 1, 2 * abs(self.pixels) + 1, 2 * abs(self.pixels) + 1)
-        change = scipy.ndimage.grey_dilation if self.pixels > 0 else scipy.ndimage.grey_erosion
-        return cast(Pixels, change(images, size))
+        if self.pixels > 0:
+            return cast(Pixels, scipy.ndimage.grey_dilation(images, size))
+        return cast(Pixels, scipy.ndimage.grey_erosion(images, size))
 
 
 def invert(pool: Pool, clusters: int, seed: int) -> list[View]:
@@ -314,36 +324,36 @@ def anda(
                 f"{pool.input_shape[0]}"
             )
     purpose = f"anda {kind}"
-    bank = rng.generator(seed, purpose, level)
-    some = np.sort(bank.permutation(pool.outputs)[: min(level, pool.outputs)]).tolist()
+    draw = rng.generator(seed, purpose, level)
+    affected = np.sort(draw.permutation(pool.outputs)[: min(level, pool.outputs)]).tolist()
     kept = max(1, pool.outputs + 1 - level)
-    sets = [
-        tuple(np.sort(bank.permutation(pool.outputs)[:kept]).tolist()) for _ in range(CLASS_SETS)
-    ]
+    class_sets: list[tuple[int, ...]] = []
+    for _ in range(CLASS_SETS):
+        classes = np.sort(draw.permutation(pool.outputs)[:kept])
+        class_sets.append(tuple(classes.tolist()))
     views: list[View] = []
     for client in range(clients):
         draw = rng.generator(seed, purpose, level, client + 1)
         if kind == "P(X)":
-            angles, colours = ANGLES[level - 1], COLOURS[level - 1]
-            degrees = int(draw.integers(angles)) * 360 / angles
-            channel = int(draw.integers(colours)) if colours > 1 else None
-            views.append(
-                View(
-                    transform=Turned(
-                        tuple((label, degrees) for label in range(pool.outputs)), channel
-                    )
-                )
-            )
+            views.append(_draw_rotation(draw, level, pool.outputs))
         elif kind == "P(Y)":
-            views.append(View(classes=sets[int(draw.integers(CLASS_SETS))]))
+            views.append(View(classes=class_sets[int(draw.integers(CLASS_SETS))]))
         elif kind == "P(Y|X)":
             label_map = torch.arange(pool.outputs)
-            label_map[some] = torch.from_numpy(draw.permutation(some))
+            label_map[affected] = torch.from_numpy(draw.permutation(affected))
             views.append(View(label_map=label_map))
         else:
-            views.append(
-                View(
-                    transform=Turned(tuple((label, 90.0 * int(draw.integers(4))) for label in some))
-                )
-            )
+            degrees = tuple((label, 90.0 * int(draw.integers(4))) for label in affected)
+            views.append(View(transform=Turned(degrees)))
     return views
+
+
+def _draw_rotation(draw: np.random.Generator, level: int, labels: int) -> View:
+    """Draw one angle for all labels, and at high levels a colour."""
+    angles = ANGLES[level - 1]
+    colours = COLOURS[level - 1]
+    degrees = int(draw.integers(angles)) * 360 / angles
+    channel = None
+    if colours > 1:
+        channel = int(draw.integers(colours))
+    return View(transform=Turned(tuple((label, degrees) for label in range(labels)), channel))

@@ -155,7 +155,7 @@ def lstm(
         )
     if task == "language":
         return WordLSTM(vocabulary_size, outputs, embedding, hidden)
-    return TextClassifier(vocabulary_size, outputs, embedding, hidden, dense)
+    return TextClassifier(vocabulary_size, outputs, embedding, hidden=hidden, dense=dense)
 
 
 def vector_lstm(

@@ -161,14 +161,16 @@ NAME_OF_ADAPTER = re.compile(r"(?<=\.lora_[AB])\.[^.]+(?=\.weight$)|\.modules_to
 """What peft's parameters are called in memory and not in a file."""
 
 PLAIN: Mapping[str, tuple[Any, ...]] = {
-    **{
-        "peft_type": ("LORA",),
-        "bias": ("none",),
-        "layers_to_transform": (None,),
-        "fan_in_fan_out": (False,),
-    },
-    **dict.fromkeys(("use_dora", "use_rslora", "use_qalora", "lora_bias"), (False, None)),
-    **{name: ({}, None) for name in ("rank_pattern", "alpha_pattern")},
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    "layers_to_transform": (None,),
+    "fan_in_fan_out": (False,),
+    "use_dora": (False, None),
+    "use_rslora": (False, None),
+    "use_qalora": (False, None),
+    "lora_bias": (False, None),
+    "rank_pattern": ({}, None),
+    "alpha_pattern": ({}, None),
 }
 """Required values of keys of peft's config, if present: others mean another kind of LoRA."""
 
@@ -200,37 +202,32 @@ def save_adapter(
     ModelError
         If there are no low-rank pairs among the tensors, or some of another rank.
     """
-    named = {
-        NAME_OF_ADAPTER.sub("", name.removeprefix(PREFIX)): tensor
-        for name, tensor in tensors.items()
-    }
-    pairs = {
-        name.removesuffix(".lora_A.weight"): t
-        for name, t in named.items()
-        if name.endswith(".lora_A.weight")
-    }
+    named: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        named[NAME_OF_ADAPTER.sub("", name.removeprefix(PREFIX))] = tensor
+    first = ".lora_A.weight"
+    pairs = {name.removesuffix(first): t for name, t in named.items() if name.endswith(first)}
     others = {name.rpartition(".")[0] for name in named if ".lora_" not in name}
     ranks = sorted({len(tensor) for tensor in pairs.values()})
     if len(ranks) != 1:
         raise ModelError(
             f"an adapter has low-rank pairs lora_A and lora_B of one rank, got ranks {ranks}"
         )
-    config = {
-        **{
-            "peft_type": "LORA",
-            "r": ranks[0],
-            "lora_alpha": alpha,
-            "lora_dropout": 0.0,
-            "bias": "none",
-        },
-        **{"target_modules": sorted(pairs), "modules_to_save": sorted(others) or None},
-        **{
-            "task_type": None,
-            "base_model_name_or_path": None,
-            "inference_mode": True,
-            "fan_in_fan_out": False,
-        },
-        **{"init_lora_weights": True, "use_rslora": False, "use_dora": False},
+    config: dict[str, Any] = {
+        "peft_type": "LORA",
+        "r": ranks[0],
+        "lora_alpha": alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted(pairs),
+        "modules_to_save": sorted(others) or None,
+        "task_type": None,
+        "base_model_name_or_path": None,
+        "inference_mode": True,
+        "fan_in_fan_out": False,
+        "init_lora_weights": True,
+        "use_rslora": False,
+        "use_dora": False,
     }
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
@@ -257,14 +254,48 @@ def load_adapter(folder: str | Path, base: nn.Module) -> nn.Module:
         plain one.
     """
     path = Path(folder)
+    rank, alpha, targets, tensors = _read_adapter(path)
+    module = copy.deepcopy(base)
+    dense = [name for name, layer in module.named_modules() if name and type(layer) is nn.Linear]
+    trained = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
+    adapted = tuple(name for name in dense if f"{name}.lora_A.weight" in trained)
+    names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
+    others = tuple(name for name in names if name in trained)
+    adapter = LoRA(targets=adapted or targets, rank=rank, alpha=alpha, train=others)
+    adapter.added_to(module)
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    unknown = [name for name in trained if name not in parameters]
+    missing = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.requires_grad and name not in trained
+    ]
+    unmatched = [*unknown, *missing]
+    if unmatched:
+        raise ModelError(
+            f"the adapter in {path} does not fit the model: {shown(unmatched[0])} is in one of "
+            "them alone"
+        )
+    with torch.no_grad():
+        for name, tensor in trained.items():
+            parameter = parameters[name]
+            if tensor.shape != parameter.shape:
+                raise ModelError(
+                    f"the adapter in {path} has {name} of shape {tuple(tensor.shape)}, the model "
+                    f"{tuple(parameter.shape)}"
+                )
+            parameter.copy_(tensor)
+    return module
+
+
+def _read_adapter(path: Path) -> tuple[int, float, tuple[str, ...], dict[str, Tensor]]:
+    """Return rank, α, target modules and tensors of an adapter's folder."""
     try:
         config = json.loads((path / "adapter_config.json").read_text())
         tensors = load_file(path / "adapter_model.safetensors")
-        rank, alpha, targets = (
-            int(config["r"]),
-            float(config["lora_alpha"]),
-            config["target_modules"],
-        )
+        rank = int(config["r"])
+        alpha = float(config["lora_alpha"])
+        targets: Any = config["target_modules"]
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise ModelError(
             f"no adapter can be read from {path}: {type(error).__name__}: {error}"
@@ -278,27 +309,4 @@ def load_adapter(folder: str | Path, base: nn.Module) -> nn.Module:
         raise ModelError(
             f"the adapter in {path} should list its target_modules, got {shown(targets)}"
         )
-    module = copy.deepcopy(base)
-    dense = [name for name, layer in module.named_modules() if name and type(layer) is nn.Linear]
-    named = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
-    adapted = tuple(name for name in dense if f"{name}.lora_A.weight" in named)
-    others = tuple(
-        name for name, _ in module.named_parameters(remove_duplicate=False) if name in named
-    )
-    LoRA(targets=adapted or tuple(targets), rank=rank, alpha=alpha, train=others).added_to(module)
-    parameters = dict(module.named_parameters(remove_duplicate=False))
-    missing = [name for name, p in parameters.items() if p.requires_grad and name not in named]
-    if strange := [*(name for name in named if name not in parameters), *missing]:
-        raise ModelError(
-            f"the adapter in {path} does not fit the model: {shown(strange[0])} is in one of them "
-            "alone"
-        )
-    with torch.no_grad():
-        for name, tensor in named.items():
-            if tensor.shape != parameters[name].shape:
-                shapes = tuple(tensor.shape), tuple(parameters[name].shape)
-                raise ModelError(
-                    f"the adapter in {path} has {name} of shape {shapes[0]}, the model {shapes[1]}"
-                )
-            parameters[name].copy_(tensor)
-    return module
+    return rank, alpha, tuple(targets), tensors

@@ -102,7 +102,7 @@ class Parts:
         ConfigError
             If there are no normalisation layers, and these should be personal.
         """
-        return _named(module, self.personal, "personal")
+        return _resolve_names(module, self.personal, "personal")
 
     def common_entries(self, module: nn.Module) -> Tensor | None:
         """Return whether each entry of a model is common to all clusters, ``[S]``; None if none is.
@@ -119,7 +119,7 @@ class Parts:
         places = {name: name for name in slots} | {
             name: place for name, place in layout.tied if place in slots
         }
-        names = _named(module, self.common, "common")
+        names = _resolve_names(module, self.common, "common")
         if isinstance(self.common, str):  # a preset does not know which parts are personal
             names = [name for name in names if name in slots]
         entries = torch.zeros(layout.size, dtype=torch.bool)
@@ -133,30 +133,41 @@ class Parts:
         return entries if entries.any() else None
 
 
-def _named(module: nn.Module, part: tuple[str, ...] | Preset, key: str) -> tuple[str, ...]:
-    """Return the patterns of a part; of a preset, the names."""
+def _resolve_names(module: nn.Module, part: tuple[str, ...] | Preset, key: str) -> tuple[str, ...]:
+    """Return the patterns of a part; for a preset, the names of its parameters and buffers."""
     if not isinstance(part, str):
         return part
     layout = Layout.of(module)
-    known = {slot.name: slot.name for slot in (*layout.parameters, *layout.buffers)}
-    known |= {name: place for name, place in layout.tied if place in known}
-    of_layer: dict[str, list[str]] = {}
-    for name, place in known.items():
-        of_layer.setdefault(name.rpartition(".")[0], []).append(place)
+    slots = {slot.name: slot.name for slot in (*layout.parameters, *layout.buffers)}
+    slots |= {name: slot for name, slot in layout.tied if slot in slots}
+    slots_by_layer: dict[str, list[str]] = {}
+    for name, slot in slots.items():
+        slots_by_layer.setdefault(name.rpartition(".")[0], []).append(slot)
     if part == "norm":
-        layers = [name for name in of_layer if isinstance(module.get_submodule(name), NORMS)]
+        layers = [name for name in slots_by_layer if isinstance(module.get_submodule(name), NORMS)]
         if not layers:
             raise ConfigError(
                 f"model.{key} = 'norm', but the model has no normalisation layer to train"
             )
     else:
-        trained = {slot.name for slot in layout.parameters}
-        order = (name for name, _ in module.named_modules(remove_duplicate=False))
-        layers = [name for name in order if trained.intersection(of_layer.get(name, ()))][-1:]
-    chosen = {place for name in layers for place in of_layer[name]}
-    return tuple(
-        name for name in dict.fromkeys(known.values()) if (name in chosen) != (part == "body")
-    )
+        layers = _find_last_layer(module, layout, slots_by_layer)
+    chosen = {slot for name in layers for slot in slots_by_layer[name]}
+    names = dict.fromkeys(slots.values())
+    if part == "body":
+        return tuple(name for name in names if name not in chosen)
+    return tuple(name for name in names if name in chosen)
+
+
+def _find_last_layer(
+    module: nn.Module, layout: Layout, slots_by_layer: Mapping[str, Sequence[str]]
+) -> list[str]:
+    """Return the name of the last layer with parameters, or no name."""
+    trained = {slot.name for slot in layout.parameters}
+    last: list[str] = []
+    for name, _ in module.named_modules(remove_duplicate=False):
+        if trained.intersection(slots_by_layer.get(name, ())):
+            last = [name]
+    return last
 
 
 def freeze(module: nn.Module, patterns: Sequence[str]) -> None:

@@ -111,34 +111,49 @@ def _as_predictions(kind: TaskKind, outputs: Tensor, targets: Tensor) -> tuple[T
 
 
 def _is_defined(family: str, kind: TaskKind, made: Any, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return for which labels ``[C]``, or numbers ``[D]``, the score of a client is defined."""
-    need = NEEDS.get(family)
+    """Return whether the score is defined for each label ``[C]``, or number ``[D]``."""
     if kind == "regression":
-        defined = torch.ones(targets[0].numel(), dtype=torch.bool)
-        if need in ("varying targets", "varying"):
-            defined &= _varies(targets)
-        if need == "varying":
-            defined &= _varies(outputs)
-        return defined
-    ignored = getattr(made, "ignore_index", None)
+        return _is_defined_for_numbers(family, outputs, targets)
     if kind in ("classification", "language"):
-        counts = torch.bincount(targets, minlength=outputs.shape[-1])
-        if isinstance(ignored, int) and 0 <= ignored < len(counts):
-            counts[ignored] = 0
-        positives, negatives = counts > 0, counts < counts.sum()
-        needs_both = need in ("both", "negatives")
-        return (positives & negatives if needs_both else positives).cpu()
+        return _is_defined_for_labels(family, made, outputs, targets)
     if getattr(made, "average", None) == "micro":  # all labels count as one
         targets = targets.flatten()
     columns = targets.reshape(len(targets), -1)
-    positives, negatives = (columns == 1).any(0).cpu(), (columns == 0).any(0).cpu()
+    positives = (columns == 1).any(0).cpu()
+    negatives = (columns == 0).any(0).cpu()
     if family == "MatthewsCorrCoef":  # of all labels together
         return torch.tensor([bool(positives.any() and negatives.any())])
+    need = NEEDS.get(family)
     if need == "both":
         return positives & negatives
-    if need in ("positives", "negatives"):
-        return positives if need == "positives" else negatives
+    if need == "positives":
+        return positives
+    if need == "negatives":
+        return negatives
     return torch.ones_like(positives)
+
+
+def _is_defined_for_numbers(family: str, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return whether the score is defined for each number ``[D]`` of a regression."""
+    need = NEEDS.get(family)
+    defined = torch.ones(targets[0].numel(), dtype=torch.bool)
+    if need in ("varying targets", "varying"):
+        defined &= _varies(targets)
+    if need == "varying":
+        defined &= _varies(outputs)
+    return defined
+
+
+def _is_defined_for_labels(family: str, made: Any, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return whether the score is defined for each label ``[C]`` of a classification."""
+    counts = torch.bincount(targets, minlength=outputs.shape[-1])
+    ignored = getattr(made, "ignore_index", None)
+    if isinstance(ignored, int) and 0 <= ignored < len(counts):
+        counts[ignored] = 0
+    defined = counts > 0
+    if NEEDS.get(family) in ("both", "negatives"):
+        defined &= counts < counts.sum()
+    return defined.cpu()
 
 
 def _varies(values: Tensor) -> Tensor:

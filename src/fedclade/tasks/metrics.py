@@ -17,17 +17,17 @@ from torch import Tensor
 from fedclade.core import ArrayMapping, ConfigError, TaskKind, checked, shown, unknown
 from fedclade.tasks.client_scores import HIGHER_IS_BETTER, client_score, family_of
 
-# Scores of a run: what clients get, whether the clusters are the true ones, and what it took.
+# Scores of a run: those of its clients, and the agreement of its clusters with the true ones.
 
 QUANTILES = (5, 10, 25, 50, 75, 90)
 NUMBERS = ("mean", "std", "min", "max", *(f"p{q}" for q in QUANTILES), "worst10_mean")
 COUNTS = ("clients", "without_score")
 SPREAD = (*NUMBERS, *COUNTS)
-"""What :func:`spread` returns."""
+"""Names of the results of :func:`spread`."""
 
 
 def spread(values: Iterable[float | None], *, lower_is_better: bool = False) -> dict[str, Any]:
-    """Return how a score is spread over the clients that have one.
+    """Return the distribution of a score over the clients that have one.
 
     Parameters
     ----------
@@ -43,13 +43,16 @@ def spread(values: Iterable[float | None], *, lower_is_better: bool = False) -> 
         ``worst10_mean``, the mean of the worst tenth, rounded up to whole clients; each None if no
         client has a score. Then how many ``clients`` have one, and how many are ``without_score``.
     """
-    given = np.asarray([math.nan if value is None else value for value in values], dtype=np.float64)
+    # NumPy converts None to NaN.
+    given = np.asarray([*values], dtype=np.float64)
     ordered = np.sort(given[~np.isnan(given)])
     counts = {"clients": len(ordered), "without_score": len(given) - len(ordered)}
     if len(ordered) == 0:
         return {**dict.fromkeys(NUMBERS), **counts}
     tenth = math.ceil(len(ordered) / 10)
-    worst = ordered[-tenth:] if lower_is_better else ordered[:tenth]
+    worst = ordered[:tenth]
+    if lower_is_better:
+        worst = ordered[-tenth:]
     with np.errstate(invalid="ignore"):  # of scores that are infinite, as models have diverged
         numbers = [
             *(ordered.mean(), ordered.std(), ordered[0], ordered[-1]),
@@ -134,27 +137,30 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float, float | None]:
 @checked()
 @dataclass(frozen=True)
 class Metric:
-    """A number that says how well a model does on a client's examples.
+    """A score of a model on a client's examples.
 
-    Either a mean of ``terms`` over the targets that count, or of all outputs together (``whole``).
+    It is either a mean of ``terms`` over the targets that count, or is computed from all outputs
+    together (``whole``).
 
     Parameters
     ----------
     name
-        As in configs, and in the names of columns.
+        Name in configs and of columns.
     higher_is_better
-        Its direction.
+        Direction of the score.
     share
-        Whether it lies in [0, 1], and is written in per cent.
+        Whether the score is in [0, 1], and is written in per cent.
     predict
-        Of outputs ``[B, ...]``: what ``terms`` are computed from; None: the outputs themselves.
+        Function of outputs ``[B, ...]`` that returns the predictions for ``terms``; None: the
+        outputs themselves.
     terms
-        Of these and targets ``[B, ...]``: what each example adds, float64 ``[B]``; None: its loss.
+        Function of predictions and targets ``[B, ...]`` that returns the term of each example,
+        float64 ``[B]``; None: its loss.
     final
-        What the mean is turned into, such as a root.
+        Function of the mean, such as a root.
     whole
-        Of all outputs ``[n, ...]`` and targets ``[n, ...]`` of a client. NaN if it is undefined for
-        these targets: the client then has no score, and is left out of means.
+        Function of all outputs and targets ``[n, ...]`` of a client. NaN if the score is undefined
+        for these targets: the client then has no score, and is left out of means.
     """
 
     name: str
@@ -167,7 +173,7 @@ class Metric:
 
     @property
     def noted(self) -> dict[str, Any]:
-        """What files say of it."""
+        """Fields of the metric that files record."""
         return {"name": self.name, "higher_is_better": self.higher_is_better, "share": self.share}
 
     @property
@@ -319,16 +325,20 @@ def _of_torchmetrics(name: str, kind: TaskKind, outputs: int) -> Metric:
     """Return a metric of torchmetrics by our name for it."""
     package = importlib.import_module("torchmetrics")  # slow to import: only where it is used
     options: dict[str, Any] = {}
-    if kind != "regression":
-        options = {"task": "multiclass" if kind == "classification" else kind}
-        options |= {"num_classes": outputs} if kind == "classification" else {}
-        options |= {"num_labels": outputs} if kind == "multilabel" else {}
-        plain = name in ("cohen_kappa", "mcc", "calibration_error")
-        options |= {} if kind == "binary" or plain else {"average": "macro"}
-    elif outputs > 1:
-        options = {"num_outputs": outputs} if name in ("pearson", "spearman") else {}
+    if kind == "classification":
+        options = {"task": "multiclass", "num_classes": outputs}
+    elif kind == "multilabel":
+        options = {"task": kind, "num_labels": outputs}
+    elif kind != "regression":
+        options = {"task": kind}
+    elif outputs > 1 and name in ("pearson", "spearman"):
+        options = {"num_outputs": outputs}
+    has_average = name not in ("cohen_kappa", "mcc", "calibration_error")
+    if kind in ("classification", "multilabel") and has_average:
+        options["average"] = "macro"
     made = getattr(package, TORCHMETRICS[kind][name])(**options)
-    higher = True if made.higher_is_better is None else made.higher_is_better
+    # Classes that do not state their direction are better if higher.
+    higher = made.higher_is_better is not False
     share = kind != "regression" and name not in _SIGNED
     return Metric(name, higher, share, whole=_whole(made, kind))
 

@@ -39,9 +39,9 @@ class Task:
     Parameters
     ----------
     kind
-        What targets are: ``classification`` (a label), ``binary`` (0 or 1), ``multilabel`` (several
-        of these), ``regression`` (numbers) or ``language`` (the next token at each place). None:
-        what the data says.
+        Kind of the targets: ``classification`` (a label), ``binary`` (0 or 1), ``multilabel``
+        (several of these), ``regression`` (numbers) or ``language`` (the next token at each place).
+        None: what the data says.
     loss
         A name of :data:`~fedclade.tasks.LOSSES`, ``module:function``, or a function of outputs
         ``[B, ...]`` and targets ``[B, ...]`` that returns the loss of each example, ``[B]``. None:
@@ -105,18 +105,19 @@ class Task:
                 f"task = {kind!r} does not fit the data ({spec.data}), whose targets are of kind "
                 f"{spec.task!r}"
             )
-        loss = _loss(self.loss or LOSS_OF[kind], kind)
+        loss = _resolve_loss(self.loss or LOSS_OF[kind], kind)
         metrics = tuple(
             metric(each, kind, spec.outputs) for each in self.metrics or METRICS_OF[kind]
         )
         names = [each.name for each in metrics]
         require(("task.metrics", names, len(set(names)) == len(names), "different metrics"))
-        weights, balanced = (
-            _weights(self.class_weights, spec, label_counts),
-            isinstance(self.class_weights, str),
-        )
         fitted = FittedTask(
-            kind, loss, metrics, weights, balanced, over_batch=self.loss_over == "batch"
+            kind,
+            loss,
+            metrics,
+            weights=_resolve_weights(self.class_weights, spec, label_counts),
+            balanced=isinstance(self.class_weights, str),
+            over_batch=self.loss_over == "batch",
         )
         _check_loss_over(fitted)
         return fitted
@@ -141,24 +142,20 @@ class Task:
 
     @property
     def described(self) -> dict[str, Any]:
-        """The task as a config has it; functions and objects by their names."""
+        """The task as in a config; functions and objects by their names."""
         loss = self.loss if isinstance(self.loss, str | None) else _name(self.loss)
-        metrics = [
-            each if isinstance(each, str) else str(getattr(each, "name", type(each).__name__))
-            for each in self.metrics
-        ]
-        weights = (
-            self.class_weights
-            if isinstance(self.class_weights, str | None)
-            else [*self.class_weights]
-        )
-        found = {
+        weights = self.class_weights
+        if not isinstance(weights, str | None):
+            weights = [*weights]
+        values: dict[str, Any] = {
             "name": self.name or self.kind,
             "loss": loss,
-            "metrics": metrics,
+            "metrics": [_name_metric(metric) for metric in self.metrics],
             "class_weights": weights,
         }
-        return found if self.loss_over == "example" else {**found, "loss_over": self.loss_over}
+        if self.loss_over != "example":
+            values["loss_over"] = self.loss_over
+        return values
 
 
 LOSS_OF: Mapping[TaskKind, str] = {
@@ -216,22 +213,14 @@ def build_task(
         If the name is unknown or what it names is no task, and if a loss, a metric or weights
         cannot be right, as far as that is known without data: a line for each.
     """
-    task = named("tasks", name, TASKS, "task:") if isinstance(name, str) else name or Task()
-    if not isinstance(task, Task) and callable(task):
-        task = call_own(f"task {shown(name)}", task)
-    if not isinstance(task, Task):
-        raise ConfigError(
-            f"task {shown(name)} should be a fedclade.Task, or a function that returns one, got "
-            f"{shown(task)}"
-        )
+    task = _find_task(name)
     weights = task.class_weights if class_weights is None else class_weights
+    checks = [partial(check_metric, metric, task.kind) for metric in metrics]
+    if isinstance(loss, str):
+        checks.insert(0, partial(_check_loss, loss, task.kind))
+    checks.append(partial(_check_weights, weights))
     problems: list[str] = []
-    checks = [partial(_check_loss, loss, task.kind)] if isinstance(loss, str) else []
-    for check in (
-        *checks,
-        *(partial(check_metric, name, task.kind) for name in metrics),
-        partial(_check_weights, weights),
-    ):
+    for check in checks:
         try:
             check()
         except ConfigError as error:
@@ -244,7 +233,24 @@ def build_task(
         "class_weights": weights,
         "loss_over": loss_over or task.loss_over,
     }
-    return replace(task, **given, name=name if isinstance(name, str) else task.name)
+    if isinstance(name, str):
+        given["name"] = name
+    return replace(task, **given)
+
+
+def _find_task(name: str | Task | None) -> Task:
+    """Return a task by its name; a task itself stays, and None stands for that of the data."""
+    task: Any = name or Task()
+    if isinstance(name, str):
+        task = named("tasks", name, TASKS, "task:")
+    if not isinstance(task, Task) and callable(task):
+        task = call_own(f"task {shown(name)}", task)
+    if not isinstance(task, Task):
+        raise ConfigError(
+            f"task {shown(name)} should be a fedclade.Task, or a function that returns one, got "
+            f"{shown(task)}"
+        )
+    return task
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,16 +270,16 @@ class FittedTask:
     @cached_property
     def described(self) -> str:
         """Kind, loss, metrics and weights, which clients and server must have in common."""
-        loss = self.loss_name + (" over the batch" if self.over_batch else "")
-        weights = (
-            [] if self.weights is None else [f"{weight:g}" for weight in self.weights.tolist()]
-        )
-        weighted = (
-            f" weighted by {'rarity' if self.balanced else ', '.join(weights)}"
-            if self.is_weighted
-            else ""
-        )
-        return f"{self.kind}: {loss}{weighted}; {', '.join(metric.name for metric in self.metrics)}"
+        parts = [self.loss_name]
+        if self.over_batch:
+            parts.append("over the batch")
+        if self.balanced:
+            parts.append("weighted by rarity")
+        elif self.weights is not None:
+            weights = [f"{weight:g}" for weight in self.weights.tolist()]
+            parts.append(f"weighted by {', '.join(weights)}")
+        metrics = ", ".join(metric.name for metric in self.metrics)
+        return f"{self.kind}: {' '.join(parts)}; {metrics}"
 
     @cached_property
     def loss_name(self) -> str:
@@ -410,12 +416,20 @@ def _check_loss_over(task: FittedTask) -> None:
         )
 
 
+def _name_metric(metric: Any) -> str:
+    """Return the name of a metric, which is a name or an object."""
+    if isinstance(metric, str):
+        return metric
+    return str(getattr(metric, "name", type(metric).__name__))
+
+
 def _name(loss: Loss) -> str:
+    """Return the name of a function, or of the class of an object."""
     of = loss if hasattr(loss, "__qualname__") else type(loss)
     return f"{of.__module__}:{of.__qualname__}"
 
 
-def _loss(loss: str | Loss, kind: TaskKind) -> Loss:
+def _resolve_loss(loss: str | Loss, kind: TaskKind) -> Loss:
     if not isinstance(loss, str):
         return loss
     _check_loss(loss, kind)
@@ -454,7 +468,9 @@ def _check_weights(weights: str | Sequence[float] | None) -> None:
         )
 
 
-def _weights(weights: Weights | None, spec: DataSpec, counts: Tensor | None) -> Tensor | None:
+def _resolve_weights(
+    weights: Weights | None, spec: DataSpec, counts: Tensor | None
+) -> Tensor | None:
     if weights is None:
         return None
     if (labels := spec.labels) is None:
@@ -474,9 +490,10 @@ def _weights(weights: Weights | None, spec: DataSpec, counts: Tensor | None) -> 
         return torch.tensor([*weights], dtype=torch.float32)
     if counts is None:
         return None
-    seen = counts > 0
-    balanced = counts.sum() / (int(seen.sum()) * counts.clamp(min=1))
-    rarest = (
-        balanced[seen].max() if seen.any() else torch.tensor(0.0)
-    )  # for labels that nobody has counted
-    return torch.where(seen, balanced, rarest).float()
+    is_present = counts > 0
+    balanced = counts.sum() / (int(is_present.sum()) * counts.clamp(min=1))
+    # Labels without examples weigh as much as the rarest label.
+    rarest = torch.tensor(0.0)
+    if is_present.any():
+        rarest = balanced[is_present].max()
+    return torch.where(is_present, balanced, rarest).float()
