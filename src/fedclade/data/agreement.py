@@ -56,25 +56,26 @@ class Proposal:
             tuple(columns),
             self.schema.target,
             self.schema.task,
-            _label_kind(self.schema),
+            _name_label_kind(self.schema),
             has_words,
             self.vocabulary_size,
         )
 
     def structure_differences(self, other: Proposal) -> list[str]:
         """Return in words how the structure of this client's data differs from that of most."""
-        mine = _without_values(self.schema)
-        theirs = _without_values(other.schema)
+        mine = _remove_values(self.schema)
+        theirs = _remove_values(other.schema)
         found = mine.differences(theirs)
-        label_kinds = _label_kind(self.schema), _label_kind(other.schema)
-        if self.schema.task == other.schema.task and label_kinds[0] != label_kinds[1]:
+        own_labels = _name_label_kind(self.schema)
+        other_labels = _name_label_kind(other.schema)
+        if self.schema.task == other.schema.task and own_labels != other_labels:
             found.append(
-                f"labels are {label_kinds[0]} in its data and {label_kinds[1]} in the others' data"
+                f"labels are {own_labels} in its data and {other_labels} in the others' data"
             )
-        sizes = self.vocabulary_size, other.vocabulary_size
-        if sizes[0] != sizes[1]:
+        if self.vocabulary_size != other.vocabulary_size:
             found.append(
-                f"vocabulary_size is {sizes[0]} for its data and {sizes[1]} for the others' data"
+                f"vocabulary_size is {self.vocabulary_size} for its data and "
+                f"{other.vocabulary_size} for the others' data"
             )
         return found
 
@@ -128,7 +129,7 @@ class Encoding:
 
     @property
     def proposal(self) -> Proposal:
-        """What the client proposes to the others."""
+        """The proposal of the client to the others."""
         if self.is_declared or self.source is None:
             return Proposal(self.schema, is_fixed=True)
         return self.source.propose()
@@ -165,7 +166,7 @@ def explain_differences(schema: DataSchema, agreed: DataSchema) -> tuple[str, st
     """Return the differences from the agreed schema, with values of the data and without."""
     there = "the agreed schema"
     with_values = show_some(schema.differences(agreed, there=there))
-    without = show_some(_without_values(schema).differences(_without_values(agreed), there=there))
+    without = show_some(_remove_values(schema).differences(_remove_values(agreed), there=there))
     rule = "its data is encoded by another schema than the agreed one"
     return f"{rule}: {with_values}", f"{rule}: {without}" if without else rule
 
@@ -185,9 +186,10 @@ def agree(proposals: Mapping[int, Proposal]) -> Agreement:
     """
     declared = {key: proposal.schema for key, proposal in proposals.items() if proposal.is_fixed}
     if 2 * len(declared) >= len(proposals):
-        return _most_frequent(declared)
+        return _choose_most_frequent(declared)
     structures = Counter(proposal.structure for proposal in proposals.values())
-    ((common, _),) = structures.most_common(1)  # of several, the one that came first
+    # Of several equally frequent structures, the one that came first.
+    ((common, _),) = structures.most_common(1)
     fitting = {key: proposal for key, proposal in proposals.items() if proposal.structure == common}
     first = next(iter(fitting.values()))
     refused: dict[int, str] = {}
@@ -201,13 +203,20 @@ def agree(proposals: Mapping[int, Proposal]) -> Agreement:
         except SchemaError as error:
             refused[key] = str(error)
     if united.words:
-        united = replace(united, words=_frequent_words(fitting, first.vocabulary_size))
-    if united.task == "binary" and isinstance(united.labels, tuple) and len(united.labels) < 2:
-        raise DataError(
-            f"the target {united.target[0]!r} of a binary task should have 2 different values, got "
-            f"{united.label_names[0]!r} alone of all {len(fitting)} clients"
-        )
+        united = replace(united, words=_count_frequent_words(fitting, first.vocabulary_size))
+    _check_binary(united, len(fitting))
     return Agreement(united, refused)
+
+
+def _check_binary(schema: DataSchema, clients: int) -> None:
+    """Check that the target of a binary task has two values."""
+    if schema.task != "binary" or not isinstance(schema.labels, tuple):
+        return
+    if len(schema.labels) < 2:
+        raise DataError(
+            f"the target {schema.target[0]!r} of a binary task should have 2 different values, got "
+            f"{schema.label_names[0]!r} alone of all {clients} clients"
+        )
 
 
 def sort_by_frequency(counts: Mapping[str, int]) -> list[tuple[str, int]]:
@@ -215,7 +224,7 @@ def sort_by_frequency(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
-def _most_frequent(declared: Mapping[int, DataSchema]) -> Agreement:
+def _choose_most_frequent(declared: Mapping[int, DataSchema]) -> Agreement:
     ((schema, _),) = Counter(declared.values()).most_common(1)
     refused = {
         key: show_some(other.differences(schema, here="its schema", there="the others' schema"))
@@ -258,7 +267,7 @@ def _unite_labels(one: tuple[Label, ...], other: tuple[Label, ...], most: int) -
     return labels
 
 
-def _frequent_words(proposals: Mapping[int, Proposal], size: int) -> tuple[str, ...]:
+def _count_frequent_words(proposals: Mapping[int, Proposal], size: int) -> tuple[str, ...]:
     counts: Counter[str] = Counter()
     for proposal in proposals.values():
         words = proposal.schema.words[len(SPECIALS) :]
@@ -267,7 +276,7 @@ def _frequent_words(proposals: Mapping[int, Proposal], size: int) -> tuple[str, 
     return (*SPECIALS, *words[: size - len(SPECIALS)])
 
 
-def _without_values(schema: DataSchema) -> DataSchema:
+def _remove_values(schema: DataSchema) -> DataSchema:
     """Return a schema without categories, labels and words; columns in alphabetical order."""
     columns = sorted(
         (replace(column, categories=()) for column in schema.inputs), key=lambda column: column.name
@@ -276,7 +285,7 @@ def _without_values(schema: DataSchema) -> DataSchema:
     return replace(schema, inputs=tuple(columns), labels=None, words=words)
 
 
-def _label_kind(schema: DataSchema) -> str:
+def _name_label_kind(schema: DataSchema) -> str:
     if not isinstance(schema.labels, tuple):
         return "none" if schema.labels is None else "whole numbers from 0"
     return "names" if isinstance(schema.labels[0], str) else "two numbers"

@@ -105,7 +105,7 @@ class Notation:
 
     @staticmethod
     def checks(decimal: str | None, dates: str | None) -> list[Check]:
-        """Return what :func:`~fedclade.core.require` checks of a notation."""
+        """Return the checks of a notation for :func:`~fedclade.core.require`."""
         is_mark = decimal is None or decimal in DECIMAL_MARKS
         is_format = dates is None or _is_date_format(dates)
         format_rule = (
@@ -120,18 +120,18 @@ class Notation:
     def readings(self, texts: Texts) -> list[Reading]:
         """Return the possible readings of a column; none for other texts than numbers or dates."""
         unique = texts.dictionary_encode()
-        found = self._readings_of(unique.dictionary)
+        found = self._read_unique(unique.dictionary)
         return [replace(reading, values=reading.values.take(unique.indices)) for reading in found]
 
-    def _readings_of(self, unique: Texts) -> list[Reading]:
+    def _read_unique(self, unique: Texts) -> list[Reading]:
         marks = DECIMAL_MARKS if self.decimal is None else (self.decimal,)
         numbers = [(mark, read_numbers(unique, mark)) for mark in marks]
         fitting = [
             Reading("number", mark, mark, values) for mark, values in numbers if values is not None
         ]
-        return fitting or self._date_readings(unique)
+        return fitting or self._read_dates(unique)
 
-    def _date_readings(self, unique: Texts) -> list[Reading]:
+    def _read_dates(self, unique: Texts) -> list[Reading]:
         texts: list[str] = unique.to_pylist()
         if not texts:
             return []
@@ -142,7 +142,9 @@ class Notation:
         days = _parse_iso_dates(unique)
         if days is not None:
             return [Reading("date", "year, month, day", "%Y-%m-%d", days)]
-        parsed = [(order, form, _parse_dates(texts, form)) for order, form in _date_formats(texts)]
+        parsed = [
+            (order, form, _parse_dates(texts, form)) for order, form in _list_date_formats(texts)
+        ]
         return [
             Reading("date", order, form, days) for order, form, days in parsed if days is not None
         ]
@@ -193,7 +195,10 @@ def first_other_text(column: Any) -> tuple[int, str] | None:
     for mark in DECIMAL_MARKS:
         is_other = pc.and_(is_other, pc.invert(are_numbers(texts, mark)))
     rows = np.flatnonzero(is_other.to_numpy(zero_copy_only=False))
-    return (int(rows[0]) + 1, texts[int(rows[0])].as_py()) if len(rows) else None
+    if len(rows) == 0:
+        return None
+    row = int(rows[0])
+    return row + 1, texts[row].as_py()
 
 
 def as_strings(column: Any) -> Texts:
@@ -225,27 +230,28 @@ def short_date_format(texts: Sequence[str]) -> str | None:
     match = _DATE.fullmatch(texts[0].strip()) if texts else None
     if match is None or max(len(match[1]), len(match[4])) > 2:
         return None
-    separator, clock = match[2], _clock_format(match[5])
+    separator = match[2]
+    clock = _detect_clock_format(match[5])
     orders = ("%d{0}%m{0}%y", "%m{0}%d{0}%y", "%y{0}%m{0}%d")
     formats = [order.format(separator) + clock for order in orders if clock is not None]
     return next((each for each in formats if _parse_dates(texts, each) is not None), None)
 
 
-def _date_formats(texts: Sequence[str]) -> list[tuple[str, str]]:
+def _list_date_formats(texts: Sequence[str]) -> list[tuple[str, str]]:
     """Return possible formats of the dates of a column by its first text, after their order."""
     first = texts[0].strip()
     named = _NAMED_MONTH.fullmatch(first)
     if named is not None:
-        clock, month = _clock_format(named[3]), "%b" if len(named[2]) == 3 else "%B"
-        return (
-            []
-            if clock is None
-            else [("day, month, year", f"%d{named[1]}{month}{named[1]}%Y{clock}")]
-        )
+        clock = _detect_clock_format(named[3])
+        if clock is None:
+            return []
+        month = "%b" if len(named[2]) == 3 else "%B"
+        return [("day, month, year", f"%d{named[1]}{month}{named[1]}%Y{clock}")]
     match = _DATE.fullmatch(first)
     if match is None:
         return []
-    separator, clock = match[2], _clock_format(match[5])
+    separator = match[2]
+    clock = _detect_clock_format(match[5])
     if clock is None:
         return []
     orders = {"day, month, year": "%d{0}%m{0}%Y", "year, month, day": "%Y{0}%m{0}%d"}
@@ -254,7 +260,7 @@ def _date_formats(texts: Sequence[str]) -> list[tuple[str, str]]:
     return [(order, template.format(separator) + clock) for order, template in orders.items()]
 
 
-def _clock_format(text: str) -> str | None:
+def _detect_clock_format(text: str) -> str | None:
     """Return the format of the time after a date; empty if there is none, None if it is none."""
     if not text:
         return ""
@@ -263,7 +269,8 @@ def _clock_format(text: str) -> str | None:
         return None
     seconds = ":%S" if match[2] else ""
     if match[3]:
-        return f"{match[1]}%I:%M{seconds}{' ' if match[3].startswith(' ') else ''}%p"
+        space = " " if match[3].startswith(" ") else ""
+        return f"{match[1]}%I:%M{seconds}{space}%p"
     return f"{match[1]}%H:%M{seconds}"
 
 

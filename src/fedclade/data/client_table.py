@@ -146,9 +146,9 @@ class ClientTable(Sequence[ClientData]):
             return clients
         label_maps = [client.label_map for client in clients if client.label_map is not None]
         maps = {id(label_map): label_map for label_map in label_maps}
-        map_rows = {key: row for row, key in enumerate(maps)}
         view = None
         if maps:
+            map_rows = {key: row for row, key in enumerate(maps)}
             view = np.array([map_rows.get(id(client.label_map), -1) for client in clients])
         names = [client.name for client in clients]
         ids = np.array([client.id for client in clients])

@@ -45,7 +45,7 @@ _LOOKS_LIKE_A_NUMBER = re.compile(r"\s*[-+]?\d+([.,]\d+)*\s*")
 
 @dataclass(frozen=True)
 class CsvFormat:
-    """How the bytes of a CSV file are read.
+    """Format of the bytes of a CSV file.
 
     Parameters
     ----------
@@ -106,7 +106,8 @@ class CsvFile:
         import pyarrow as pa
         import pyarrow.csv as pyarrow_csv
 
-        codec, skipped = self.format.encoding, self.format.skipped_lines
+        codec = self.format.encoding
+        skipped = self.format.skipped_lines
         try:
             table = pyarrow_csv.read_csv(
                 self.path,
@@ -257,7 +258,8 @@ def _regular_rows(sample: str, separator: str) -> tuple[float, list[list[str]]]:
     if share >= 0.5:
         return share, regular
     lengths = {len(row) for row in rest}
-    return (0.25 if len(lengths) == 1 and 1 not in lengths else 0.0), rest
+    has_other_header = len(lengths) == 1 and 1 not in lengths
+    return (0.25 if has_other_header else 0.0), rest
 
 
 def _share_of_numbers(rows: Sequence[Sequence[str]]) -> float:

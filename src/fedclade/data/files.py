@@ -311,7 +311,7 @@ def federation_from_frame(
     )
     declared = read_declared(schema)
     return federation_from_sheets(
-        sheets, choice, name, OwnSettings(**options), true_clusters, declared
+        sheets, choice, name, OwnSettings(**options), true_clusters=true_clusters, schema=declared
     )
 
 
@@ -371,7 +371,8 @@ def federation_from_sheets(
 
     :func:`federation_from_frame` describes the parameters and the errors.
     """
-    return TableSource(sheets, choice, name, settings, true_clusters, schema).federation()
+    source = TableSource(sheets, choice, name, settings, true_clusters=true_clusters, schema=schema)
+    return source.federation()
 
 
 @dataclass(frozen=True, eq=False)
@@ -495,8 +496,8 @@ class TableSource(DataSource):
             clients,
             x,
             y,
-            self.settings,
-            self.true_clusters,
+            settings=self.settings,
+            true_clusters=self.true_clusters,
             name=self.name,
             task=schema.task,
             columns=Columns(names, schema.label_names),

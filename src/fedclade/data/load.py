@@ -195,7 +195,12 @@ def load_federation(
         cluster_of = [place % len(cluster_views) for place in places]
     client_views = [cluster_views[cluster] for cluster in cluster_of]
     members = _build_clients(
-        pool, parts, client_views, validation_fraction, test_samples, seed=seed
+        pool,
+        parts,
+        client_views,
+        validation_fraction=validation_fraction,
+        test_samples=test_samples,
+        seed=seed,
     )
 
     details = _describe_partition(partition, options, clusters)
@@ -329,9 +334,9 @@ def _build_clients(
     pool: Pool,
     parts: Parts,
     views: Sequence[View],
+    *,
     validation_fraction: float,
     test_samples: int | None,
-    *,
     seed: int,
 ) -> tuple[ClientData, ...]:
     """Return the clients with their training, validation and test data, and their views."""

@@ -316,7 +316,7 @@ def quantity_skew(
     draw = rng.generator(seed, "power_law")
     # By inversion of P(size > s) = s^-(exponent - 1).
     weights = (1 - draw.random(clients)) ** (-1 / (exponent - 1))
-    spare = _count_spare(len(pool.train), clients, min_samples, "examples", pool)
+    spare = _count_spare(len(pool.train), clients, min_samples, what="examples", pool=pool)
     # Fraction of the spare examples that goes to the clients before each cut.
     fractions = np.cumsum(weights)[:-1] / weights.sum()
     cuts = np.floor(spare * fractions).astype(np.int64) + min_samples * np.arange(1, clients)
@@ -360,7 +360,7 @@ def power_law(
         candidates = indices[pool.groups[indices] == label]
         shares = weights[owners, slots]
         spare = _count_spare(
-            len(candidates), len(owners), least, f"examples of label {label}", pool
+            len(candidates), len(owners), least, what=f"examples of label {label}", pool=pool
         )
         counts = least + np.floor(spare * shares / shares.sum()).astype(np.int64)
         # The last chunk has the examples that are left over by rounding, and no client.
@@ -393,7 +393,7 @@ def label_groups(pool: Pool, clients: int, seed: int, *, clusters: int = 2) -> P
     return Parts(parts)
 
 
-def _count_spare(available: int, clients: int, least: int, what: str, pool: Pool) -> int:
+def _count_spare(available: int, clients: int, least: int, *, what: str, pool: Pool) -> int:
     """Return the number of examples that are left after each client got ``least``."""
     needed = least * clients
     if available < needed:
@@ -497,7 +497,7 @@ def partition_pool(
     else:
         returned = call_own(f"partition {name!r}", kind.split, pool, clients, seed, **arguments)
         parts = _check_returned(returned, pool, clients, name)
-    return _limit_samples(parts, kind, name, samples_per_client, limits, seed=seed)
+    return _limit_samples(parts, kind, name, samples_per_client, limits=limits, seed=seed)
 
 
 def _limit_samples(
@@ -505,8 +505,8 @@ def _limit_samples(
     kind: Partition,
     name: str,
     samples_per_client: int | None,
-    limits: Mapping[int, int],
     *,
+    limits: Mapping[int, int],
     seed: int,
 ) -> Parts:
     """Return the parts with at most the allowed number of examples for each client."""

@@ -208,7 +208,7 @@ class DataSchema:
         found: list[str] = []
         names = [column.name for column in self.inputs]
         other_names = [column.name for column in other.inputs]
-        found += name_differences("column", names, other_names, here, there)
+        found += name_differences("column", names, other_names, here=here, there=there)
         other_columns = {column.name: column for column in other.inputs}
         for column in self.inputs:
             if (opposite := other_columns.get(column.name)) is None:
@@ -220,7 +220,9 @@ class DataSchema:
                 )
                 continue
             what = f"category of column {column.name!r}"
-            found += name_differences(what, column.categories, opposite.categories, here, there)
+            found += name_differences(
+                what, column.categories, opposite.categories, here=here, there=there
+            )
         if self.target != other.target:
             found.append(
                 f"the target is {show_names(self.target)} in {here} and {show_names(other.target)} "
@@ -229,12 +231,14 @@ class DataSchema:
         if self.task != other.task:
             found.append(f"the task is {self.task} in {here} and {other.task} in {there}")
         found += self._label_differences(other, here, there)
-        found += name_differences("word", self.words, other.words, here, there)
+        found += name_differences("word", self.words, other.words, here=here, there=there)
         return found
 
     def _label_differences(self, other: DataSchema, here: str, there: str) -> list[str]:
         if isinstance(self.labels, tuple) and isinstance(other.labels, tuple):
-            return name_differences("label", self.label_names, other.label_names, here, there)
+            return name_differences(
+                "label", self.label_names, other.label_names, here=here, there=there
+            )
         if self.labels == other.labels:
             return []
         return [
@@ -277,23 +281,22 @@ def _show_labels(labels: tuple[Label, ...] | int | None) -> str:
 
 
 def name_differences(
-    what: str, names: Sequence[str], others: Sequence[str], here: str, there: str
+    what: str, names: Sequence[str], others: Sequence[str], *, here: str, there: str
 ) -> list[str]:
-    """Return which names are in one list alone; if none is, whether the order differs."""
-    mine = set(names)
-    theirs = set(others)
-    found = [f"{what} {name!r} is only in {here}" for name in names if name not in theirs]
-    found += [f"{what} {name!r} is only in {there}" for name in others if name not in mine]
-    if not found and tuple(names) != tuple(others):
-        place = next(
-            place
-            for place, (one, other) in enumerate(zip(names, others, strict=True))
-            if one != other
-        )
-        found.append(
-            f"{what} {place + 1} is {names[place]!r} in {here} and {others[place]!r} in {there}"
-        )
-    return found
+    """Return the differences of two lists of names in words.
+
+    These are the names that are in one list only; if there are none, the first difference in order.
+    """
+    own = set(names)
+    foreign = set(others)
+    found = [f"{what} {name!r} is only in {here}" for name in names if name not in foreign]
+    found += [f"{what} {name!r} is only in {there}" for name in others if name not in own]
+    if found or tuple(names) == tuple(others):
+        return found
+    for place, (name, other) in enumerate(zip(names, others, strict=True), start=1):
+        if name != other:
+            return [f"{what} {place} is {name!r} in {here} and {other!r} in {there}"]
+    return []
 
 
 def _read_inputs(values: Any) -> tuple[InputColumn, ...]:

@@ -312,21 +312,21 @@ def _read_text_columns(
     for place, name in enumerate(names):
         column = sheet.table.column(place)
         if names.count(name) == 1 and roles.is_typed(name) and is_text(column):
-            found = _read_text_column(number, place, name, column, notation)
-            if found.readings:
-                yield found
+            text_column = _read_text_column(number, place, name, column, notation=notation)
+            if text_column.readings:
+                yield text_column
             else:
-                _check_given_notation(found, sheet, notation)
+                _check_given_notation(text_column, sheet, notation)
 
 
 def _read_text_column(
-    number: int, place: int, name: str, column: Any, notation: Notation
+    number: int, place: int, name: str, column: Any, *, notation: Notation
 ) -> _TextColumn:
+    """Return a column of texts with its possible readings."""
     texts = as_strings(column)
     present = is_present(texts)
-    return _TextColumn(
-        number, place, name, texts, present, notation.readings(texts.filter(present))
-    )
+    readings = notation.readings(texts.filter(present))
+    return _TextColumn(number, place, name, texts=texts, present=present, readings=readings)
 
 
 def _check_given_notation(column: _TextColumn, sheet: Sheet, notation: Notation) -> None:
@@ -369,12 +369,12 @@ def _reread_numbers(
             number in with_commas or _get_separator(sheet) in separators or notation.decimal == ","
         )
         if sheet.csv is not None and is_suspect and notation.decimal != ".":
-            found += _reread_sheet(number, sheet, sheet.csv.read, roles, notation)
+            found += _reread_sheet(number, sheet, sheet.csv.read, roles=roles, notation=notation)
     return found
 
 
 def _reread_sheet(
-    number: int, sheet: Sheet, read: Any, roles: ColumnRoles, notation: Notation
+    number: int, sheet: Sheet, read: Any, *, roles: ColumnRoles, notation: Notation
 ) -> Iterable[_TextColumn]:
     import pyarrow.types as types
 
@@ -391,7 +391,9 @@ def _reread_sheet(
         return
     written = read([names[place] for place in places])
     for place in places:
-        found = _read_text_column(number, place, names[place], written[names[place]], notation)
+        found = _read_text_column(
+            number, place, names[place], written[names[place]], notation=notation
+        )
         if found.readings:
             yield found
         else:

@@ -82,7 +82,7 @@ def pool_from_torch(
     tested = train[:0] if test is None else read.parts[1]
     check_input_kind(inputs_are)
     x = convert_inputs(_require_numbers(read), inputs_are, f"inputs of {name!r}")
-    return Pool.of_examples(name, x, read.y, train, tested, task=task)
+    return Pool.of_examples(name, x, read.y, train=train, test=tested, task=task)
 
 
 @checked("train", "test", "validation")
@@ -364,8 +364,8 @@ def federation(
             all_rows,
             read.x,
             read.y,
-            settings,
-            true_clusters,
+            settings=settings,
+            true_clusters=true_clusters,
             name=name,
             task=read.task,
             outputs=labels,
@@ -374,8 +374,8 @@ def federation(
         all_rows,
         read.x,
         read.y,
-        settings,
-        true_clusters,
+        settings=settings,
+        true_clusters=true_clusters,
         name=name,
         task=read.task,
         labels=labels,
@@ -439,8 +439,8 @@ class TextSource(DataSource):
             self.clients,
             self.texts,
             self.y,
-            self.settings,
-            self.true_clusters,
+            settings=self.settings,
+            true_clusters=self.true_clusters,
             name=self.name,
             task=self.task,
             outputs=schema.labels if isinstance(schema.labels, int) else self.labels,
@@ -458,9 +458,9 @@ def build_federation(
     all_rows: Sequence[ClientRows],
     x: Tensor | list[str],
     y: Tensor,
+    *,
     settings: OwnSettings,
     true_clusters: Mapping[str, int] | None,
-    *,
     name: str,
     columns: Columns | None = None,
     words: tuple[str, ...] = (),
@@ -526,7 +526,7 @@ def build_federation(
             x, columns, members[:trained], members[trained:], how=settings.standardize
         )
     pool = Pool.of_examples(
-        name, x, y, train, test, vocabulary=vocabulary, columns=columns, **pool_options
+        name, x, y, train=train, test=test, vocabulary=vocabulary, columns=columns, **pool_options
     )
     if true_clusters is not None:
         _check_true_clusters(members, true_clusters)
@@ -620,23 +620,23 @@ def _check_true_clusters(members: Sequence[ClientData], true_clusters: Mapping[s
         )
 
 
-def _separate_splits(client: str, data: Any) -> Mapping[str, Any]:
+def _separate_splits(client: str, given: Any) -> Mapping[str, Any]:
     """Return a client's data by split; None for a split that it does not bring."""
-    parts = data if isinstance(data, tuple) else (data,)
-    are_sets = all(part is None or is_dataset(part) or is_pair(part) for part in parts)
     train = validation = test = None
-    if are_sets and len(parts) == 1:
-        (train,) = parts
-    elif are_sets and len(parts) == 2:
-        train, test = parts
-    elif are_sets and len(parts) == 3:
-        train, validation, test = parts
+    data = given if isinstance(given, tuple) else (given,)
+    if all(part is None or is_dataset(part) or is_pair(part) for part in data):
+        if len(data) == 1:
+            (train,) = data
+        elif len(data) == 2:
+            train, test = data
+        elif len(data) == 3:
+            train, validation, test = data
     elif is_pair(data):
         train = data
     if train is None:
         raise DataError(
             f"the data of client {client!r} should be (train, test), each a torch data set or a "
-            f"pair (x, y) of arrays, got {_show_kinds(data)}"
+            f"pair (x, y) of arrays, got {_show_kinds(given)}"
         )
     return {"training": train, "validation": validation, "test": test}
 

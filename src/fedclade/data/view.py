@@ -185,19 +185,23 @@ class Thick:
 
 def invert(pool: Pool, clusters: int, seed: int) -> list[View]:
     """Show images as negatives to one of two clusters."""
-    return _views("invert", pool, clusters, 2, lambda _: Inverted())
+    return _build_views("invert", pool, clusters, most=2, transform=lambda _: Inverted())
 
 
 def blur(pool: Pool, clusters: int, seed: int, *, strength: float = 1.0) -> list[View]:
     """Blur the images of cluster j by a Gaussian filter of j·strength pixels."""
     _require_positive(strength)
-    return _views("blur", pool, clusters, clusters, lambda j: Blurred(j * strength))
+    return _build_views(
+        "blur", pool, clusters, most=clusters, transform=lambda j: Blurred(j * strength)
+    )
 
 
 def noise(pool: Pool, clusters: int, seed: int, *, strength: float = 0.1) -> list[View]:
     """Add noise to the images of cluster j, of a standard deviation of j·strength of the range."""
     _require_positive(strength)
-    return _views("noise", pool, clusters, clusters, lambda j: Noisy(j * strength, seed))
+    return _build_views(
+        "noise", pool, clusters, most=clusters, transform=lambda j: Noisy(j * strength, seed)
+    )
 
 
 def colour(pool: Pool, clusters: int, seed: int) -> list[View]:
@@ -205,20 +209,24 @@ def colour(pool: Pool, clusters: int, seed: int) -> list[View]:
     require_images(pool, "colour")
     rule = f"with images of 1 or {CHANNELS} channels"
     require(("shift", "colour", pool.input_shape[0] in (1, CHANNELS), rule))
-    views = _views("colour", pool, clusters, 1 + CHANNELS, lambda j: Coloured(j - 1))
+    views = _build_views(
+        "colour", pool, clusters, most=1 + CHANNELS, transform=lambda j: Coloured(j - 1)
+    )
     return [View(transform=Coloured(None)), *views[1:]]
 
 
 def thickness(pool: Pool, clusters: int, seed: int, *, strength: int = 1) -> list[View]:
     """Leave strokes as they are, widen them, or narrow them, by ``strength`` pixels per side."""
     require(("strength", strength, strength >= 1, "at least 1"))
-    return _views(
-        "thickness", pool, clusters, 3, lambda j: Thick(strength if j == 1 else -strength)
-    )
+
+    def change_strokes(cluster: int) -> Thick:
+        return Thick(strength if cluster == 1 else -strength)
+
+    return _build_views("thickness", pool, clusters, most=3, transform=change_strokes)
 
 
-def _views(
-    name: str, pool: Pool, clusters: int, most: int, transform: Callable[[int], object]
+def _build_views(
+    name: str, pool: Pool, clusters: int, *, most: int, transform: Callable[[int], object]
 ) -> list[View]:
     """Return the view of each cluster; that of the first is plain."""
     require_images(pool, name)

@@ -284,7 +284,7 @@ def _check_columns(run: Run, newcomers: Federation) -> None:
     found: list[str] = []
     for what, noted, names in (("column", "columns", columns.inputs), ("label", "labels", columns.labels)):
         if noted in inputs:
-            found += name_differences(what, names, inputs[noted], here, there)
+            found += name_differences(what, names, inputs[noted], here=here, there=there)
     if found:
         raise RunError(
             f"the newcomers' data is encoded otherwise than the run's: {show_some(found)}; give both the same schema, "
