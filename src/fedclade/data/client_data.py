@@ -85,8 +85,12 @@ def check_examples(pool: Pool, indices: Indices, split: Split, client: str) -> N
     row = int(indices[refused[0]])
     position: list[int] = (~pool.x[row].isfinite()).nonzero()[0].tolist()
     value = float(pool.x[row][tuple(position)])
-    column = position[0] if len(position) == 1 else position
-    more = f" and in {len(refused) - 1} more" if len(refused) > 1 else ""
+    column = position
+    if len(position) == 1:
+        column = position[0]
+    more = ""
+    if len(refused) > 1:
+        more = f" and in {len(refused) - 1} more"
     raise DataError(
         f"{client} has {value} in column {column} of {split} example {refused[0]} (example {row} "
         f"of pool {pool.name!r}){more}; fill such inputs in, or leave these examples out"

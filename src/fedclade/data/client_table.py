@@ -146,8 +146,9 @@ class ClientTable(Sequence[ClientData]):
             return clients
         label_maps = [client.label_map for client in clients if client.label_map is not None]
         maps = {id(label_map): label_map for label_map in label_maps}
-        view = None
+        stacked_maps = view = None
         if maps:
+            stacked_maps = torch.stack([*maps.values()])
             map_rows = {key: row for row, key in enumerate(maps)}
             view = np.array([map_rows.get(id(client.label_map), -1) for client in clients])
         names = [client.name for client in clients]
@@ -160,7 +161,7 @@ class ClientTable(Sequence[ClientData]):
             validation=_concatenate_rows([client.validation for client in clients]),
             test=_concatenate_rows([client.test for client in clients]),
             names=None if names == list(NumberedNames(ids)) else names,
-            label_maps=torch.stack([*maps.values()]) if maps else None,
+            label_maps=stacked_maps,
             view=view,
             quarter_turns=turns if turns.any() else None,
         )
@@ -209,7 +210,12 @@ class ClientTable(Sequence[ClientData]):
         if isinstance(index, slice):
             return self.take(index)
         place = range(len(self))[index]
-        view = -1 if self.view is None else int(self.view[place])
+        label_map = None
+        if self.view is not None and self.view[place] >= 0:
+            label_map = self._maps[int(self.view[place])]
+        quarter_turns = 0
+        if self.quarter_turns is not None:
+            quarter_turns = int(self.quarter_turns[place])
         return ClientData(
             int(self.ids[place]),
             name=self.all_names[place],
@@ -217,16 +223,15 @@ class ClientTable(Sequence[ClientData]):
             train=self.train.of(place),
             validation=self.validation.of(place),
             test=self.test.of(place),
-            label_map=None if view < 0 else self._maps[view],
-            quarter_turns=0 if self.quarter_turns is None else int(self.quarter_turns[place]),
+            label_map=label_map,
+            quarter_turns=quarter_turns,
         )
 
     def take(self, places: Indices | slice) -> ClientTable:
         """Return some of the clients."""
         parts: dict[str, Any] = {}
         for name in ("ids", "keys", "view", "quarter_turns"):
-            values = getattr(self, name)
-            parts[name] = None if values is None else values[places]
+            parts[name] = take_optional(getattr(self, name), places)
         if self.names is not None:
             numbers = np.arange(len(self))[places].tolist()
             parts["names"] = [self.names[place] for place in numbers]
@@ -318,6 +323,11 @@ class NumberedNames(Sequence[str]):
         if isinstance(index, slice):
             return NumberedNames(self._ids[index])
         return f"client-{self._ids[index]}"
+
+
+def take_optional(values: Indices | None, places: Indices | slice) -> Indices | None:
+    """Return the values at some places, or None if there are no values."""
+    return None if values is None else values[places]
 
 
 def _concatenate_rows(indices: Sequence[Indices]) -> SplitRows:

@@ -288,10 +288,13 @@ class Rows:
             return
         row = int(refused.argmax())
         unknown_values = list(dict.fromkeys(values[refused].tolist()))
-        more = f" (and {len(unknown_values) - 1} more)" if len(unknown_values) > 1 else ""
+        more = ""
+        if len(unknown_values) > 1:
+            more = f" (and {len(unknown_values) - 1} more)"
         where, row = self._locate_row(row)
         listed = ", ".join(map(str, known[:SHOWN_CATEGORIES]))
-        listed += ", ..." if len(known) > SHOWN_CATEGORIES else ""
+        if len(known) > SHOWN_CATEGORIES:
+            listed += ", ..."
         rule = f"no {what} of the schema"
         fix = "add it to the schema, or leave the row out"
         raise SchemaError(

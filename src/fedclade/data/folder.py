@@ -427,12 +427,18 @@ def _build_table(clients: Mapped, header: Header) -> tuple[ClientTable, Indices 
         counts = clients.array(name, count, "int32")
         splits[name] = SplitRows(begins, counts)
         begins = begins + counts
+    names = None
+    if "name" in clients.names:
+        names = clients.strings("name")
+    label_maps = None
+    if header.label_maps:
+        label_maps = torch.tensor(header.label_maps)
     table = ClientTable(
         clients.array("id", count),
         clients.array("key", count),
         **splits,
-        names=clients.strings("name") if "name" in clients.names else None,
-        label_maps=torch.tensor(header.label_maps) if header.label_maps else None,
+        names=names,
+        label_maps=label_maps,
         view=read_optional("view"),
         quarter_turns=read_optional("quarter_turns"),
     )

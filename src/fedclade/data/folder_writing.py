@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedclade.core import IGNORED, DataError, Indices, appear, make_folder, sha256_of
-from fedclade.data.client_table import ClientTable
+from fedclade.data.client_table import ClientTable, take_optional
 from fedclade.data.federation import Federation
 from fedclade.data.folder import CLIENTS, EXAMPLES, Header, Raw, write_arrow
 from fedclade.data.pool import Pool
@@ -197,8 +197,11 @@ def write_federation(
             f"{federation} changes during a run, and a folder holds what does not; leave "
             "data.drift out"
         )
-    newcomers = federation.newcomers
-    everyone = federation if newcomers is None else federation.join(newcomers)
+    everyone = federation
+    newcomers = 0
+    if federation.newcomers is not None:
+        everyone = federation.join(federation.newcomers)
+        newcomers = len(federation.newcomers)
     table = ClientTable.of(everyone.clients)
     write_folder(
         folder,
@@ -206,7 +209,7 @@ def write_federation(
         _divide_into_blocks(everyone, table),
         description=str(federation),
         label_maps=table.label_maps,
-        newcomers=0 if newcomers is None else len(newcomers),
+        newcomers=newcomers,
         on_clients=on_clients,
     )
 
@@ -321,6 +324,6 @@ def _divide_into_blocks(federation: Federation, table: ClientTable) -> Iterator[
             keys=table.keys[places],
             names=names,
             clusters=clusters,
-            view=None if table.view is None else table.view[places],
-            quarter_turns=None if table.quarter_turns is None else table.quarter_turns[places],
+            view=take_optional(table.view, places),
+            quarter_turns=take_optional(table.quarter_turns, places),
         )

@@ -242,11 +242,12 @@ def _decode_images(
     """Decode PNGs or JPEGs to ``[n, C, H, W]``, in one thread: a pool takes four times as long."""
     pillow = import_extra("PIL.Image", "pillow", "data", "decoding images")
     channels, *size = shape
+    mode = "L" if channels == 1 else "RGB"
     images = np.empty((len(cells), *shape), dtype=np.uint8)
     for row, cell in enumerate(cells):
         try:
             with pillow.open(io.BytesIO(cell["bytes"])) as picture:
-                pixels = np.asarray(picture.convert("L" if channels == 1 else "RGB"))
+                pixels = np.asarray(picture.convert(mode))
         except (
             OSError,
             SyntaxError,

@@ -483,7 +483,9 @@ def partition_pool(
     )
     if clients is not None and name != "natural":
         is_whole = kind.whole or arguments.get("tests") == "own"
-        available = len(pool.train) + (len(pool.test) if is_whole else 0)
+        available = len(pool.train)
+        if is_whole:
+            available += len(pool.test)
         needed = (clients - len(limits)) * (samples_per_client or 1)
         needed += sum(samples or 1 for samples in limits.values())
         if needed > available:
@@ -678,11 +680,15 @@ def share_examples(
     limit = samples_per_client if newcomer_samples is None else newcomer_samples
     if samples_per_client is None or find_partition(partition).by_place:
         places = _place_newcomers_last(clients, newcomers, clusters, seed)
-        other_samples = {} if limit is None else dict.fromkeys(places[clients:], limit)
+        other_samples: dict[int, int] = {}
+        if limit is not None:
+            other_samples = dict.fromkeys(places[clients:], limit)
         parts = run_partition(
             pool, clients + newcomers, samples_per_client, other_samples=other_samples, seed=seed
         )
-        names = None if parts.names is None else [parts.names[place] for place in places]
+        names = None
+        if parts.names is not None:
+            names = [parts.names[place] for place in places]
         indices = [parts.indices[place] for place in places]
         return replace(parts, indices=indices, names=names), places
 

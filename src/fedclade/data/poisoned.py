@@ -211,8 +211,12 @@ class PoisonedFederation(Federation):
         """Return a federation of some of the clients, with their poisoned data."""
         shards: list[Federation | None] = []
         for federation in self.poisoned:
-            ids = set() if federation is None else set(federation.ids) & set(clients)
-            shards.append(federation.shard(ids) if federation is not None and ids else None)
+            shard = None
+            if federation is not None:
+                ids = set(federation.ids) & set(clients)
+                if ids:
+                    shard = federation.shard(ids)
+            shards.append(shard)
         return replace(super().shard(clients), poisoned=tuple(shards))
 
 

@@ -323,9 +323,13 @@ class Pool:
     @property
     def schema(self) -> DataSpec:
         """Shape of the examples, for a server that does not have them."""
-        scaled = (self.mean, self.std) if self.x.dtype == torch.uint8 else None
-        words = len(self.vocabulary) or (self.outputs if self.task == "language" else 0)
-        return DataSpec(self.name, self.input_shape, self.outputs, self.task, words, scaled)
+        scaling = None
+        if self.x.dtype == torch.uint8:
+            scaling = (self.mean, self.std)
+        words = len(self.vocabulary)
+        if self.task == "language" and not words:
+            words = self.outputs
+        return DataSpec(self.name, self.input_shape, self.outputs, self.task, words, scaling)
 
     @checked()
     def scaled(self, how: Scaling) -> Pool:

@@ -132,7 +132,9 @@ def _read_arrays(pair: tuple[Any, Any], what: str) -> tuple[Tensor | list[str], 
     inputs = _read_inputs(x, f"inputs of {what}")
     check_kind(y, f"targets of {what}")
     try:
-        targets = torch.as_tensor(y if isinstance(y, Tensor) else np.asarray(y))
+        if not isinstance(y, Tensor):
+            y = np.asarray(y)
+        targets = torch.as_tensor(y)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
             f"targets of {what} should be numbers, got {type(y).__name__}: {error}"
@@ -184,7 +186,9 @@ def _read_rows(dataset: Any, what: str) -> tuple[Tensor | list[str], list[Any]]:
         check_kind(target, f"the target of example {row} of {what}")
         targets.append(target)
         is_text = isinstance(x, str) and (not inputs or isinstance(inputs[0], str))
-        inputs.append(x if is_text else _read_input(x, row, what))
+        if not is_text:
+            x = _read_input(x, row, what)
+        inputs.append(x)
         if not isinstance(inputs[0], str):
             _check_alike(inputs[0], inputs[row], row, what)
     if isinstance(inputs[0], str):
@@ -255,8 +259,9 @@ def _detect_task(targets: Mapping[str, Tensor | list[Any]]) -> TaskKind:
 def _convert_targets(y: Tensor | list[Any], what: str, task: TaskKind) -> Tensor:
     """Return targets in the types of the task."""
     if task != "classification":
-        stacked = y if isinstance(y, Tensor) else _stack_targets(y, what)
-        return as_targets(stacked, f"targets of {what}", task)
+        if not isinstance(y, Tensor):
+            y = _stack_targets(y, what)
+        return as_targets(y, f"targets of {what}", task)
     if isinstance(y, list):
         labels = [_read_label(label, row, what) for row, label in enumerate(y)]
         return torch.tensor(labels, dtype=torch.int64)
@@ -283,7 +288,9 @@ def _stack_targets(targets: Sequence[Any], what: str) -> Tensor:
                 f"targets of {what} should be numbers, got {shown(target)} in example {row}"
             ) from error
         # Python's numbers and those of a tensor may differ in precision.
-        tensors.append(tensor.to(torch.float64) if tensor.is_floating_point() else tensor)
+        if tensor.is_floating_point():
+            tensor = tensor.to(torch.float64)
+        tensors.append(tensor)
         if tensor.shape != tensors[0].shape:
             raise DataError(
                 f"targets of {what} should be alike, got shape {list(tensors[0].shape)} in example "

@@ -101,8 +101,7 @@ class DataSchema:
     def discloses_values(self) -> bool:
         """Whether it has values of the data: categories, names of labels, or words."""
         has_categories = any(column.categories for column in self.inputs)
-        names = self.labels if isinstance(self.labels, tuple) else ()
-        has_names = not set(names) <= {0, 1}
+        has_names = isinstance(self.labels, tuple) and not set(self.labels) <= {0, 1}
         return has_categories or has_names or len(self.words) > 0
 
     @property
@@ -110,8 +109,9 @@ class DataSchema:
         """Names of the labels as texts; of several targets, their names."""
         if isinstance(self.labels, tuple):
             return tuple(show_label(label) for label in self.labels)
-        has_several = len(self.target) > 1 or self.task == "multilabel"
-        return self.target if has_several else ()
+        if len(self.target) > 1 or self.task == "multilabel":
+            return self.target
+        return ()
 
     @property
     def encoded_names(self) -> tuple[str, ...]:
@@ -179,7 +179,8 @@ class DataSchema:
         if task is not None and task not in get_args(TaskKind):
             raise ConfigError(unknown("task of a schema:", str(task), get_args(TaskKind)))
         target = values.get("target", [])
-        target = [target] if isinstance(target, str) else target
+        if isinstance(target, str):
+            target = [target]
         schema = cls(
             inputs=_read_inputs(values.get("inputs", {})),
             target=_read_names("target", target, MOST_COLUMNS),

@@ -289,7 +289,9 @@ def _convert_texts(
         table = tables[column.sheet]
         tables[column.sheet] = table.set_column(column.place, column.name, values)
         if reading.kind == "date":
-            order = "" if notation.dates == reading.setting else f" ({reading.notation})"
+            order = f" ({reading.notation})"
+            if notation.dates == reading.setting:
+                order = ""
             report.add(f"column {column.name!r} in {DATE_UNIT}{order}", where)
         elif notation.decimal is None:
             _report_number(reading, column, where, report)

@@ -264,18 +264,7 @@ def load_adapter(folder: str | Path, base: nn.Module) -> nn.Module:
     adapter = LoRA(targets=adapted or targets, rank=rank, alpha=alpha, train=others)
     adapter.added_to(module)
     parameters = dict(module.named_parameters(remove_duplicate=False))
-    unknown = [name for name in trained if name not in parameters]
-    missing = [
-        name
-        for name, parameter in parameters.items()
-        if parameter.requires_grad and name not in trained
-    ]
-    unmatched = [*unknown, *missing]
-    if unmatched:
-        raise ModelError(
-            f"the adapter in {path} does not fit the model: {shown(unmatched[0])} is in one of "
-            "them alone"
-        )
+    _check_names(path, parameters, trained)
     with torch.no_grad():
         for name, tensor in trained.items():
             parameter = parameters[name]
@@ -286,6 +275,21 @@ def load_adapter(folder: str | Path, base: nn.Module) -> nn.Module:
                 )
             parameter.copy_(tensor)
     return module
+
+
+def _check_names(
+    path: Path, parameters: Mapping[str, nn.Parameter], trained: Mapping[str, Tensor]
+) -> None:
+    """Check that an adapter has exactly the trained parameters of a model."""
+    unmatched = [name for name in trained if name not in parameters]
+    for name, parameter in parameters.items():
+        if parameter.requires_grad and name not in trained:
+            unmatched.append(name)
+    if unmatched:
+        raise ModelError(
+            f"the adapter in {path} does not fit the model: {shown(unmatched[0])} is in one of "
+            "them alone"
+        )
 
 
 def _read_adapter(path: Path) -> tuple[int, float, tuple[str, ...], dict[str, Tensor]]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]  (all of batches and instances)
+
+# The base class of the layers for batches and for instances.
+from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]
 
 from fedclade.core import ConfigError, Layout, check_arguments, check_module, matching, rng, shown
 from fedclade.models.lora import LoRA
@@ -116,11 +118,11 @@ class Parts:
             return None
         layout = self.layout(module)
         slots = {slot.name: slot for slot in (*layout.parameters, *layout.buffers)}
-        places = {name: name for name in slots} | {
-            name: place for name, place in layout.tied if place in slots
-        }
+        places = {name: name for name in slots}
+        places |= {name: place for name, place in layout.tied if place in slots}
         names = _resolve_names(module, self.common, "common")
-        if isinstance(self.common, str):  # a preset does not know which parts are personal
+        if isinstance(self.common, str):
+            # A preset may name personal parts, which are not sent.
             names = [name for name in names if name in slots]
         entries = torch.zeros(layout.size, dtype=torch.bool)
         for name in matching(names, places, "model.common"):
@@ -144,7 +146,7 @@ def _resolve_names(module: nn.Module, part: tuple[str, ...] | Preset, key: str) 
     for name, slot in slots.items():
         slots_by_layer.setdefault(name.rpartition(".")[0], []).append(slot)
     if part == "norm":
-        layers = [name for name in slots_by_layer if isinstance(module.get_submodule(name), NORMS)]
+        layers = _find_norms(module, slots_by_layer)
         if not layers:
             raise ConfigError(
                 f"model.{key} = 'norm', but the model has no normalisation layer to train"
@@ -156,6 +158,11 @@ def _resolve_names(module: nn.Module, part: tuple[str, ...] | Preset, key: str) 
     if part == "body":
         return tuple(name for name in names if name not in chosen)
     return tuple(name for name in names if name in chosen)
+
+
+def _find_norms(module: nn.Module, layers: Iterable[str]) -> list[str]:
+    """Return the names of the normalization layers."""
+    return [name for name in layers if isinstance(module.get_submodule(name), NORMS)]
 
 
 def _find_last_layer(
@@ -171,11 +178,11 @@ def _find_last_layer(
 
 
 def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
-    """Let those parameters and buffers of a module rest whose names a pattern matches.
+    """Freeze the parameters and buffers of a module whose names match a pattern.
 
-    Parameters are trained no more. Parts of which that leaves nothing to train go into evaluation
-    mode, with their dropout and the statistics of their BatchNorm; and so do layers of which all
-    buffers match.
+    Frozen parameters are not trained. Parts with frozen entries and nothing left to train go into
+    evaluation mode, including their dropout and the statistics of their BatchNorm; so do layers
+    of which all buffers match.
 
     Raises
     ------
@@ -185,13 +192,20 @@ def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
     parameters = dict(module.named_parameters(remove_duplicate=False))
     saved = module.state_dict(keep_vars=True)
     buffers = [name for name, _ in module.named_buffers(remove_duplicate=False) if name in saved]
-    chosen = set(matching(patterns, [*parameters, *buffers], "model.freeze"))
-    for name in chosen.intersection(parameters):
+    frozen = set(matching(patterns, [*parameters, *buffers], "model.freeze"))
+    for name in frozen.intersection(parameters):
         parameters[name].requires_grad_(False)
     for name, part in module.named_modules(remove_duplicate=False):
-        inside = [each for each in chosen if not name or each.startswith(f"{name}.")]
-        own = [each for each in buffers if each.rpartition(".")[0] == name]
-        if inside and not any(p.requires_grad for p in part.parameters()):
+        own_buffers = [buffer for buffer in buffers if buffer.rpartition(".")[0] == name]
+        is_trained = any(parameter.requires_grad for parameter in part.parameters())
+        if not is_trained and _has_frozen(name, frozen):
             part.eval()
-        elif name and own and chosen.issuperset(own):
+        elif name and own_buffers and frozen.issuperset(own_buffers):
             part.training = False
+
+
+def _has_frozen(part: str, frozen: Collection[str]) -> bool:
+    """Return whether a part, or the whole module for an empty name, has frozen entries."""
+    if not part:
+        return len(frozen) > 0
+    return any(name.startswith(f"{part}.") for name in frozen)

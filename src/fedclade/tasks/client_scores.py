@@ -105,7 +105,8 @@ def _as_predictions(kind: TaskKind, outputs: Tensor, targets: Tensor) -> tuple[T
         return outputs.reshape(targets.shape).sigmoid(), targets.long()
     if kind == "regression":
         return outputs.reshape(targets.shape), targets
-    outputs, targets = outputs.flatten(0, -2), targets.flatten()
+    outputs = outputs.flatten(0, -2)
+    targets = targets.flatten()
     counts = targets != IGNORED
     return outputs[counts].softmax(-1), targets[counts]
 
@@ -189,7 +190,9 @@ def _constant_mcc(confusion: Tensor) -> float | None:
     Without two classes in the targets it is undefined. Predictions of one class alone have 0, as in
     scikit-learn, where torchmetrics gives the limit of a sum that is not a correlation.
     """
-    together = confusion.sum(0) if confusion.dim() == 3 else confusion
+    together = confusion
+    if confusion.dim() == 3:
+        together = confusion.sum(0)
     if int((together.sum(1) > 0).sum()) < 2:
         return math.nan
     return 0.0 if int((together.sum(0) > 0).sum()) < 2 else None

@@ -84,18 +84,18 @@ def cluster_scores(
     """
     if truth is None:
         return {"ari": None, "nmi": None}
-    true_labels = (
-        truth.of([*found])
-        if isinstance(truth, ArrayMapping)
-        else [truth[client] for client in found]
-    )
-    labels = (np.array(each, dtype=np.int64).tobytes() for each in (true_labels, [*found.values()]))
-    ari, nmi = _agreement(*labels)
+    if isinstance(truth, ArrayMapping):
+        true_labels = truth.of([*found])
+    else:
+        true_labels = [truth[client] for client in found]
+    true_bytes = np.array(true_labels, dtype=np.int64).tobytes()
+    found_bytes = np.array([*found.values()], dtype=np.int64).tobytes()
+    ari, nmi = _compute_agreement(true_bytes, found_bytes)
     return {"ari": ari, "nmi": nmi}
 
 
 @lru_cache(maxsize=2)  # in most rounds clusters are those of the round before
-def _agreement(true_labels: bytes, found_labels: bytes) -> tuple[float, float]:
+def _compute_agreement(true_labels: bytes, found_labels: bytes) -> tuple[float, float]:
     from sklearn.metrics import (
         adjusted_rand_score,
         normalized_mutual_info_score,
@@ -181,12 +181,16 @@ class Metric:
         """Score of a model that gives NaN or infinite outputs."""
         if self.share:
             return 0.0 if self.higher_is_better else 1.0
-        bound = -math.inf if self.higher_is_better else math.inf
+        bound = math.inf
+        if self.higher_is_better:
+            bound = -math.inf
         return bound if self.final is None else self.final(bound)
 
     def reached(self, score: float, target: float) -> bool:
         """Whether a score is at least as good as a target."""
-        return score >= target if self.higher_is_better else score <= target
+        if self.higher_is_better:
+            return score >= target
+        return score <= target
 
 
 def read_metrics(summary: Mapping[str, Any]) -> tuple[Metric, ...]:
@@ -196,7 +200,9 @@ def read_metrics(summary: Mapping[str, Any]) -> tuple[Metric, ...]:
     """
     if "metrics" in summary:
         return tuple(Metric(**each) for each in summary["metrics"])
-    return tuple(OWN["language" if "perplexity" in summary else "classification"].values())
+    if "perplexity" in summary:
+        return tuple(OWN["language"].values())
+    return tuple(OWN["classification"].values())
 
 
 def is_share(name: str) -> bool:
@@ -216,9 +222,11 @@ def metric(name: object, kind: TaskKind, outputs: int) -> Metric:
     if isinstance(name, Metric):
         return name
     if not isinstance(name, str):
-        return _of_object(name, kind, outputs)
+        return _wrap_object(name, kind, outputs)
     check_metric(name, kind)
-    return OWN[kind][name] if name in OWN[kind] else _of_torchmetrics(name, kind, outputs)
+    if name in OWN[kind]:
+        return OWN[kind][name]
+    return _build_torchmetric(name, kind, outputs)
 
 
 def check_metric(name: str, kind: TaskKind | None) -> None:
@@ -321,7 +329,7 @@ TORCHMETRICS: Mapping[TaskKind, Mapping[str, str]] = {
 """Classes of torchmetrics by the names of metrics; those of labels are means over labels."""
 
 
-def _of_torchmetrics(name: str, kind: TaskKind, outputs: int) -> Metric:
+def _build_torchmetric(name: str, kind: TaskKind, outputs: int) -> Metric:
     """Return a metric of torchmetrics by our name for it."""
     package = importlib.import_module("torchmetrics")  # slow to import: only where it is used
     options: dict[str, Any] = {}
@@ -340,10 +348,10 @@ def _of_torchmetrics(name: str, kind: TaskKind, outputs: int) -> Metric:
     # Classes that do not state their direction are better if higher.
     higher = made.higher_is_better is not False
     share = kind != "regression" and name not in _SIGNED
-    return Metric(name, higher, share, whole=_whole(made, kind))
+    return Metric(name, higher, share, whole=_score_clients(made, kind))
 
 
-def _of_object(made: Any, kind: TaskKind, outputs: int) -> Metric:
+def _wrap_object(made: Any, kind: TaskKind, outputs: int) -> Metric:
     """Return a metric around an object of torchmetrics, or one that works alike.
 
     Raises
@@ -361,10 +369,10 @@ def _of_object(made: Any, kind: TaskKind, outputs: int) -> Metric:
         )
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", getattr(made, "name", type(made).__name__)).lower()
     _check_object(made, name, kind, outputs)
-    return Metric(name, higher, whole=_whole(made, kind))
+    return Metric(name, higher, whole=_score_clients(made, kind))
 
 
-def _whole(made: Any, kind: TaskKind) -> Callable[[Tensor, Tensor], float]:
+def _score_clients(made: Any, kind: TaskKind) -> Callable[[Tensor, Tensor], float]:
     def whole(outputs: Tensor, targets: Tensor) -> float:
         return client_score(made, kind, outputs, targets)
 
@@ -384,13 +392,16 @@ def _check_object(made: Any, name: str, kind: TaskKind, outputs: int) -> None:
     if kind in ("classification", "language"):
         targets = labels % outputs
         if kind == "language":
-            given, targets = given[:, None], targets[:, None]
+            given = given[:, None]
+            targets = targets[:, None]
     elif kind == "multilabel":
         targets = ((labels[:, None] + torch.arange(outputs)) % 2).float()
     elif kind == "binary":
         targets = (labels % 2).float()
     else:
-        targets = numbers.flip(0) if outputs > 1 else numbers.flip(0)[:, 0]
+        targets = numbers.flip(0)
+        if outputs == 1:
+            targets = targets[:, 0]
     try:
         client_score(made, kind, given, targets)
     except Exception as error:  # whatever an object of the user's raises

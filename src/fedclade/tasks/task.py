@@ -358,7 +358,7 @@ class FittedTask:
         return values.mean()
 
     def _values(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return what the loss gives, for outputs and targets in the shapes that it takes."""
+        """Return the value of the loss, for outputs and targets in the shapes that it takes."""
         if self.has_own_loss:
             # A user's own loss may work in place, and targets may be a view of the clients' data.
             targets = targets.clone()
@@ -425,8 +425,10 @@ def _name_metric(metric: Any) -> str:
 
 def _name(loss: Loss) -> str:
     """Return the name of a function, or of the class of an object."""
-    of = loss if hasattr(loss, "__qualname__") else type(loss)
-    return f"{of.__module__}:{of.__qualname__}"
+    named_object = loss
+    if not hasattr(loss, "__qualname__"):
+        named_object = type(loss)
+    return f"{named_object.__module__}:{named_object.__qualname__}"
 
 
 def _resolve_loss(loss: str | Loss, kind: TaskKind) -> Loss:
