@@ -168,7 +168,9 @@ def explain_differences(schema: DataSchema, agreed: DataSchema) -> tuple[str, st
     with_values = show_some(schema.differences(agreed, there=there))
     without = show_some(_remove_values(schema).differences(_remove_values(agreed), there=there))
     rule = "its data is encoded by another schema than the agreed one"
-    return f"{rule}: {with_values}", f"{rule}: {without}" if without else rule
+    if not without:
+        return f"{rule}: {with_values}", rule
+    return f"{rule}: {with_values}", f"{rule}: {without}"
 
 
 def agree(proposals: Mapping[int, Proposal]) -> Agreement:
@@ -286,6 +288,11 @@ def _remove_values(schema: DataSchema) -> DataSchema:
 
 
 def _name_label_kind(schema: DataSchema) -> str:
-    if not isinstance(schema.labels, tuple):
-        return "none" if schema.labels is None else "whole numbers from 0"
-    return "names" if isinstance(schema.labels[0], str) else "two numbers"
+    """Return the kind of a schema's labels, for people."""
+    if schema.labels is None:
+        return "none"
+    if isinstance(schema.labels, int):
+        return "whole numbers from 0"
+    if isinstance(schema.labels[0], str):
+        return "names"
+    return "two numbers"

@@ -186,7 +186,9 @@ class Rows:
             if not rows.any():
                 continue
             first = int(rows.argmax())
-            more = f" (and {rows.sum() - 1} more)" if rows.sum() > 1 else ""
+            more = ""
+            if rows.sum() > 1:
+                more = f" (and {rows.sum() - 1} more)"
             value: Any = cells[first : first + 1].tolist()[0]
             # NaN alone differs from itself.
             is_empty = value is None or value == "" or value != value

@@ -148,11 +148,9 @@ def detect_encoding(path: Path) -> str:
             # first.
             return "utf-16-le" if head[1::2].count(0) > head[::2].count(0) else "utf-16-be"
         file.seek(0)
-        return (
-            DEFAULT_ENCODING
-            if _is_utf_8(iter(lambda: file.read(_CHUNK_BYTES), b""))
-            else FALLBACK_ENCODING
-        )
+        if _is_utf_8(iter(lambda: file.read(_CHUNK_BYTES), b"")):
+            return DEFAULT_ENCODING
+        return FALLBACK_ENCODING
 
 
 def is_separator(separator: str) -> bool:
@@ -254,7 +252,9 @@ def _regular_rows(sample: str, separator: str) -> tuple[float, list[list[str]]]:
         return 0.0, []
     header, *rest = rows
     regular = [row for row in rest if len(row) == len(header)]
-    share = len(regular) / len(rest) if rest else 1.0
+    if not rest:
+        return 1.0, []
+    share = len(regular) / len(rest)
     if share >= 0.5:
         return share, regular
     lengths = {len(row) for row in rest}

@@ -214,7 +214,9 @@ class Federation(Displayed):
     def ids(self) -> Sequence[int]:
         """Ids of all clients, in order."""
         positions = self.positions
-        return positions.sequence if isinstance(positions, Positions) else tuple(positions)
+        if isinstance(positions, Positions):
+            return positions.sequence
+        return tuple(positions)
 
     @cached_property
     def by_id(self) -> Mapping[int, ClientData]:
@@ -268,13 +270,16 @@ class Federation(Displayed):
             (stage.first_round, federation.roster)
             for stage, federation in zip(self.stages, self.each_stage[1:], strict=True)
         ]
+        columns: Mapping[str, object] = {}
+        if self.pool.columns is not None:
+            columns = self.pool.columns.described
         return ClientRegistry(
             self.pool.schema,
             str(self),
             names=self._names,
             sizes=self.sizes,
             true_clusters=self.true_clusters,
-            columns={} if self.pool.columns is None else self.pool.columns.described,
+            columns=columns,
             stages=later,
         )
 

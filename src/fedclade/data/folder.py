@@ -347,7 +347,9 @@ def open_folder(folder: str | Path, augment: Augment | str | None = None) -> Fed
     def build(some: slice, description: str, newcomers: Federation | None = None) -> Federation:
         """Build the federation of some of the clients."""
         members = table[some]
-        known = None if truth is None else ArrayMapping(members.positions, truth[some])
+        known = None
+        if truth is not None:
+            known = ArrayMapping(members.positions, truth[some])
         return Federation(
             pool,
             members,
@@ -449,5 +451,7 @@ def _read_columns(values: dict[str, Any]) -> Columns:
     """Return columns from values of JSON, which has no tuples."""
     fields: dict[str, Any] = {}
     for name, value in values.items():
-        fields[name] = tuple(value) if isinstance(value, list) else value
+        if isinstance(value, list):
+            value = tuple(value)
+        fields[name] = value
     return Columns(**fields)

@@ -150,7 +150,9 @@ def _number_examples(lots: Lots, n: int) -> Indices:
     """Return distinct numbers of examples for each view, given a pool of n examples."""
     numbered = [view * n + indices for indices, view in lots]
     # The order of a single lot is kept.
-    return numbered[0] if len(numbered) == 1 else np.unique(np.concatenate(numbered))
+    if len(numbered) == 1:
+        return numbered[0]
+    return np.unique(np.concatenate(numbered))
 
 
 def _show_examples(

@@ -127,8 +127,10 @@ class DataSchema:
         """Return the schema as plain values, without what is not set; see :meth:`read`."""
         inputs: dict[str, Any] = {}
         for column in self.inputs:
-            is_category = column.kind == "category"
-            inputs[column.name] = list(column.categories) if is_category else column.kind
+            if column.kind == "category":
+                inputs[column.name] = list(column.categories)
+            else:
+                inputs[column.name] = column.kind
         labels = list(self.labels) if isinstance(self.labels, tuple) else self.labels
         values = {
             "inputs": inputs,
@@ -261,7 +263,9 @@ def read_declared(
 
 def show_label(label: Label) -> str:
     """Return a label for people, and for files."""
-    return label if isinstance(label, str) else f"{label:g}"
+    if isinstance(label, str):
+        return label
+    return f"{label:g}"
 
 
 def show_names(names: Sequence[str]) -> str:
@@ -271,14 +275,18 @@ def show_names(names: Sequence[str]) -> str:
 
 def show_some(found: Sequence[str]) -> str:
     """Return the first few differences in one line."""
-    more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return "; ".join(found[:SHOWN]) + more
+    text = "; ".join(found[:SHOWN])
+    if len(found) > SHOWN:
+        text += f"; and {len(found) - SHOWN} more"
+    return text
 
 
 def _show_labels(labels: tuple[Label, ...] | int | None) -> str:
     if isinstance(labels, tuple):
         return "names"
-    return "no labels" if labels is None else f"the numbers 0 to {labels - 1}"
+    if labels is None:
+        return "no labels"
+    return f"the numbers 0 to {labels - 1}"
 
 
 def name_differences(

@@ -143,7 +143,9 @@ class Tables(ABC):
 
 def open_tables(name: str, data_dir: Path | None) -> Tables:
     """Return the tables of a source in a data folder, or on the Hub if there is no folder."""
-    return open_hub(name) if data_dir is None else FolderTables(data_dir / name)
+    if data_dir is None:
+        return open_hub(name)
+    return FolderTables(data_dir / name)
 
 
 def open_hub(name: str) -> HubTables:
@@ -169,7 +171,9 @@ class FolderTables(Tables):
     def where(self, split: str) -> str:
         """Return the path of the split's file, or the pattern of its shards."""
         whole = self.folder / f"{split}.parquet"
-        return str(whole if whole.exists() else self.folder / f"{split}-*.parquet")
+        if whole.exists():
+            return str(whole)
+        return str(self.folder / f"{split}-*.parquet")
 
     def shards(self, split: str, columns: Sequence[str]) -> Sequence[Any]:
         """Read the columns of the split's files."""
@@ -183,7 +187,9 @@ class FolderTables(Tables):
 
     def _files(self, split: str) -> list[Path]:
         whole = self.folder / f"{split}.parquet"
-        return [whole] if whole.exists() else sorted(self.folder.glob(f"{split}-*.parquet"))
+        if whole.exists():
+            return [whole]
+        return sorted(self.folder.glob(f"{split}-*.parquet"))
 
 
 @dataclass(frozen=True)
