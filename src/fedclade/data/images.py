@@ -163,6 +163,8 @@ def load_femnist(
     """Return FEMNIST by writer: characters, 28×28, grey, from the Hub's files or LEAF's JSON.
 
     ``characters = "lowercase"`` keeps the 26 small letters alone, as FedProx and FedGroup do.
+
+    Source: Caldas et al. 2018.
     """
     leaf = find_leaf(data_dir, "femnist")
     if leaf:

@@ -82,7 +82,7 @@ class ColumnRoles:
 def prepare_sheets(sheets: Sequence[Sheet], roles: ColumnRoles, notation: Notation) -> list[Sheet]:
     """Drop columns and indices, and convert texts of numbers and dates to numbers.
 
-    What was assumed is reported in one line.
+    All assumptions are reported in one line.
 
     Raises
     ------

@@ -37,21 +37,21 @@ class LoRA:
 
     Source: arXiv:2106.09685.
 
-    A layer gives W₀·x + α/r · B·A·x (their eq. 3, and section 4.1 for α): W₀ rests, A ``[r,
-    inputs]`` and B ``[outputs, r]`` are trained. The names are peft's, ``lora_A`` and ``lora_B``,
-    and so is how they begin: A as a dense layer's weight, B as zeros.
+    The output of a layer is W₀·x + α/r · B·A·x (their eq. 3, and section 4.1 for α): W₀ is frozen,
+    A ``[r, inputs]`` and B ``[outputs, r]`` are trained. Names and initial values are those of
+    peft: ``lora_A`` is initialized as the weight of a dense layer, ``lora_B`` with zeros.
 
     Parameters
     ----------
     targets
-        Patterns over the names of dense layers, at least one. Only an ``nn.Linear`` takes an
-        adapter: a convolution or an embedding is named in ``train``, or rests.
+        Patterns for the names of dense layers, at least one. Only an ``nn.Linear`` takes an
+        adapter: a convolution or an embedding is frozen, unless ``train`` names it.
     rank, alpha
         r and α.
     train
-        Patterns over the parameters of what is trained besides, such as a new head.
+        Patterns for the parameters that are trained as well, such as those of a new head.
     kind
-        ``lora``: there is no other.
+        ``lora``, the only kind.
 
     Raises
     ------
@@ -81,8 +81,8 @@ class LoRA:
     def added_to(self, module: nn.Module) -> None:
         """Add adapters to the matching layers, and freeze all else but the layers of ``train``.
 
-        What a layer's forward draws stays: dropout is on in training. A's entries are drawn from
-        torch's generator.
+        Dropout of the layers stays active in training. The entries of A are drawn from torch's
+        generator.
 
         Raises
         ------

@@ -32,16 +32,22 @@ class Parts:
     Parameters
     ----------
     freeze
-        What rests: the same for all clients, never sent, averaged or compared; see :func:`freeze`.
+        Frozen entries: the same for all clients, never sent, averaged or compared; see
+        :func:`freeze`.
     personal
-        What stays with a client, in a vector of its own; see :class:`~fedclade.core.Layout`. In
-        place of a list of patterns one word may say it, a :data:`Preset`: ``head``, ``body`` or
-        ``norm``.
+        Entries that stay with a client, in a vector of their own; see
+        :class:`~fedclade.core.Layout`. A list of patterns, or a :data:`Preset`: ``head``, ``body``
+        or ``norm``.
     common
-        What all clusters have in common: it is averaged over all of them, as if they were one; the
-        rest of the model is each cluster's own. Patterns, or a :data:`Preset`.
+        Entries that all clusters share: they are averaged over all clusters, as if these were one;
+        each cluster has the rest of the model for itself. Patterns, or a :data:`Preset`.
     adapter
-        What is trained in place of the model, as a value or as the ``[model]`` section has it.
+        Adapter that is trained in place of the model, as a value or as in the ``[model]`` section.
+
+    Raises
+    ------
+    ConfigError
+        If a preset is unknown, or the adapter has a wrong field.
     """
 
     freeze: tuple[str, ...] = ()

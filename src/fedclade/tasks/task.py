@@ -41,7 +41,7 @@ class Task:
     kind
         Kind of the targets: ``classification`` (a label), ``binary`` (0 or 1), ``multilabel``
         (several of these), ``regression`` (numbers) or ``language`` (the next token at each place).
-        None: what the data says.
+        None: the kind of the data.
     loss
         A name of :data:`~fedclade.tasks.LOSSES`, ``module:function``, or a function of outputs
         ``[B, ...]`` and targets ``[B, ...]`` that returns the loss of each example, ``[B]``. None:
@@ -128,7 +128,7 @@ class Task:
         Raises
         ------
         RunError
-            If it noted none.
+            If the run recorded none.
         """
         if not isinstance(self.class_weights, str):
             return self
