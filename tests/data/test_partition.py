@@ -191,7 +191,8 @@ def test_quantity_skew_has_sizes_with_the_tail_of_their_exponent(make_pool: Make
     pool = make_pool(train=2_000_000, test=0)
     drawn = np.sort(sizes(partition_pool(pool, "quantity_skew", clients=4000, min_samples=1, exponent=2.5)))
     spare = (drawn - 1) / np.median(drawn - 1)
-    # P(size > s) = (s / s_min)^-(exponent - 1), so that ten times the median is exceeded by half of 10^-1.5.
+    # P(size > s) = (s / s_min)^-(exponent - 1), so that ten times the median is exceeded by half of
+    # 10^-1.5.
     assert (spare > 10).mean() == pytest.approx(0.5 * 10**-1.5, rel=0.25)
 
 
@@ -322,14 +323,15 @@ def test_natural_min_samples(make_pool: MakePool) -> None:
         (
             "dirichlet",
             {"clients": 100, "alpha": 0.01},
-            "no draw of Dirichlet(alpha = 0.01) gave each of 100 clients at least min_samples = 10 of the 1437 "
-            "examples in digits; set a smaller min_samples, fewer clients, or a larger alpha",
+            "no draw of Dirichlet(alpha = 0.01) gave each of 100 clients at least min_samples = "
+            "10 of the 1437 examples in digits; set a smaller min_samples, fewer clients, or a "
+            "larger alpha",
         ),
         (
             "dirichlet",
             {"clients": 100, "min_samples": 15},
-            "100 clients with at least min_samples = 15 examples each need 1500, but digits has 1437; set a smaller "
-            "min_samples, or fewer clients",
+            "100 clients with at least min_samples = 15 examples each need 1500, but digits has "
+            "1437; set a smaller min_samples, or fewer clients",
         ),
     ],
 )

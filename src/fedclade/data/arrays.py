@@ -248,8 +248,7 @@ def as_indices(values: Any, what: str) -> Indices:
     array = as_array(values, what)
     if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
         raise DataError(
-            f"{what} should be whole numbers, one behind the other, got {array.dtype} "
-            f"{list(array.shape)}"
+            f"{what} should be an array [n] of whole numbers, got {array.dtype} {list(array.shape)}"
         )
     return array.astype(np.int64, copy=False)
 

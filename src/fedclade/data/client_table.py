@@ -70,7 +70,8 @@ class SplitRows:
             indices = np.concatenate([self.indices, others.indices])
         elif self.indices is not others.indices:
             raise DataError(
-                "examples that lie side by side can be joined with others that do, only"
+                "clients whose examples are adjacent in the pool can be joined with such clients "
+                "only"
             )
         return SplitRows(
             np.concatenate([self.starts, starts]),

@@ -191,7 +191,7 @@ def _is_utf_8(chunks: Iterator[bytes]) -> bool:
 def _undecodable(path: Path, encoding: str | None) -> DataError:
     tried = f"encoding {encoding!r}" if encoding else "UTF-8 or Windows-1252"
     return DataError(
-        f"{path} is not a text in {tried}; say by 'encoding' which it is, such as 'cp1250' or "
+        f"{path} is not a text in {tried}; set 'encoding', such as 'cp1250' or "
         "'utf-16', or save it as UTF-8"
     )
 
@@ -230,8 +230,7 @@ def _detect_separator(sample: str, path: Path) -> str:
         ]
     if len(fitting) > 1:
         raise DataError(
-            f"{path} may be separated by {' or '.join(map(repr, fitting))}; say by 'separator' "
-            "which it is"
+            f"{path} may be separated by {' or '.join(map(repr, fitting))}; set 'separator'"
         )
     return fitting[0]
 

@@ -89,7 +89,7 @@ class Federation(Displayed):
         if isinstance(self.clients, ClientTable):
             if self.stages:
                 raise DataError(
-                    "the clients of a table hold the same data in all rounds, and it was given "
+                    "the clients of a table have the same data in all rounds, so they take no "
                     "stages"
                 )
             self.clients.check(self.pool)

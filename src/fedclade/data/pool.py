@@ -408,6 +408,6 @@ class Pool:
             return torch.rot90(x, quarter_turns, (-2, -1)) if quarter_turns else x
         except (TypeError, IndexError, RuntimeError) as error:
             raise DataError(
-                f"inputs of pool {self.name!r} are asked for by indices below {len(self.x)}, int64 "
+                f"inputs of pool {self.name!r} need indices below {len(self.x)}, int64 "
                 f"[n], and whole quarter turns: {error}"
             ) from error
