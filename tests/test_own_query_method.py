@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, RecordDict
 import fedclade
 from fedclade import ConfigError, DifferentialPrivacy, RowQuery, UpdateError
 from fedclade.channel import Channel, Lying, client_side, privatizing
-from fedclade.data import LabelFlip, poisoned
+from fedclade.data import LabelFlip, poison_federation
 from fedclade.flower import wire
 from fedclade.flower.kinds import KINDS
 from tests.flower.grids import federated, grid_of, network_of, reasons, spoil
@@ -141,7 +141,7 @@ def test_a_private_client_refuses_it():
 
 
 def test_the_answer_of_an_adversary_is_about_its_poisoned_data():
-    held = poisoned(FEDERATION, [2], LabelFlip.of(FEDERATION.pool), 0)
+    held = poison_federation(FEDERATION, [2], LabelFlip.of(FEDERATION.pool), 0)
     clients, _ = simulated(held, linear())
     lying = Lying(fedclade.Adversary(kind="label_flip", share=0.25), [2], FEDERATION.keys)
     honest, false = clients.ask(Query([3, 2])), Channel(clients, lying).ask(Query([3, 2]))

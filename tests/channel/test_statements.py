@@ -13,7 +13,7 @@ from fedclade.channel import Channel, CountSketch, Lying, Replicating, Unpacking
 from fedclade.channel.adversary import LIES
 from fedclade.channel.compose import client_side
 from fedclade.core import Clients, EvaluationQuery, Query, Round, UpdateQuery
-from fedclade.data import LabelFlip, StatisticsQuery, poisoned
+from fedclade.data import LabelFlip, StatisticsQuery, poison_federation
 from tests.tiny import federation_of, perceptron, simulated
 
 N, ADVERSARIES, HONEST = 6, [1, 4], [0, 2, 3, 5]
@@ -64,7 +64,7 @@ def flipped_by_hand():
 @pytest.mark.parametrize("name", QUERIES)
 def test_answers_of_every_kind_are_about_poisoned_data(name):
     """FLUX's descriptors, FlexCFL's shifts and sums were once about clean data."""
-    held = poisoned(FEDERATION, ADVERSARIES, LabelFlip.of(FEDERATION.pool), 0)
+    held = poison_federation(FEDERATION, ADVERSARIES, LabelFlip.of(FEDERATION.pool), 0)
     query, plain = QUERIES[name], simulated(flipped_by_hand(), perceptron())[0]
     if name == "shifts":  # what is counted in a first round, before data is poisoned, is what shifts are seen by
         both = simulated(held, perceptron())[0]

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from fedclade import ConfigError, DataError, load_federation
-from fedclade.data.view import ANGLES, COLOURS, turned
+from fedclade.data.view import ANGLES, COLOURS, rotate_images
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (3, 1, 28, 28), dtype=np.uint8)
 
@@ -35,13 +35,13 @@ def pixels(federation, client):
 @pytest.mark.parametrize("degrees", [0, 33.3, 72, 90, 120, 144, 180, 216, 240, 270, 288, 359])
 def test_images_are_turned_as_pil_turns_them(degrees):
     expected = np.stack([np.asarray(Image.fromarray(image[0]).rotate(degrees))[None] for image in IMAGES])
-    assert np.array_equal(turned(IMAGES, degrees), expected)
+    assert np.array_equal(rotate_images(IMAGES, degrees), expected)
 
 
 def test_oblong_images_are_turned_as_pil_turns_them():
     image = IMAGES[:1, :, :20]
     expected = np.asarray(Image.fromarray(image[0, 0]).rotate(90))
-    assert np.array_equal(turned(image, 90)[0, 0], expected)
+    assert np.array_equal(rotate_images(image, 90)[0, 0], expected)
 
 
 @pytest.mark.parametrize("level", range(1, 9))
@@ -61,7 +61,7 @@ def test_clients_that_drew_the_same_angle_are_a_cluster_and_see_the_images_turne
     for client in federation.ids:
         images, seen = pixels(plain, client), pixels(federation, client)
         assert np.array_equal(seen[:, :1], seen[:, 2:])
-        (angles[client],) = (k for k in range(4) if np.array_equal(seen[:, :1], turned(images, 90 * k)))
+        (angles[client],) = (k for k in range(4) if np.array_equal(seen[:, :1], rotate_images(images, 90 * k)))
     assert len(set(angles.values())) > 1
     for one, other in itertools.combinations(angles, 2):
         together = federation.true_clusters[one] == federation.true_clusters[other]

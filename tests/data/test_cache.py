@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedclade.data import arrays as cache
-from fedclade.data.arrays import Arrays, cached, stamps
+from fedclade.data.arrays import Arrays, load_cached, stamp_files
 
 
 class Builder:
@@ -28,7 +28,7 @@ def only_file(folder: Path) -> Path:
 
 def test_builds_once_and_then_reads(tmp_path: Path) -> None:
     build = Builder()
-    first, second = cached("name", {"a": 1}, build), cached("name", {"a": 1}, build)
+    first, second = load_cached("name", {"a": 1}, build), load_cached("name", {"a": 1}, build)
     assert build.calls == 1
     assert only_file(tmp_path / "cache").name.startswith("name-")
     for arrays in (first, second):
@@ -39,18 +39,18 @@ def test_builds_once_and_then_reads(tmp_path: Path) -> None:
 
 def test_another_key_name_or_format_is_another_file(monkeypatch: pytest.MonkeyPatch) -> None:
     build = Builder()
-    cached("name", {"a": 1}, build)
-    cached("name", {"a": 2}, build)
-    cached("other", {"a": 1}, build)
+    load_cached("name", {"a": 1}, build)
+    load_cached("name", {"a": 2}, build)
+    load_cached("other", {"a": 1}, build)
     monkeypatch.setattr(cache, "CACHE_FORMAT", cache.CACHE_FORMAT + 1)
-    cached("name", {"a": 1}, build)
+    load_cached("name", {"a": 1}, build)
     assert build.calls == 4
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "flipped", "text"])
 def test_a_damaged_file_is_built_again(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     build = Builder()
-    cached("name", {}, build)
+    load_cached("name", {}, build)
     file = only_file(tmp_path / "cache")
     whole = file.read_bytes()
     middle = whole.index(bytes(range(6)))  # the numbers of x
@@ -63,10 +63,10 @@ def test_a_damaged_file_is_built_again(tmp_path: Path, damage: str, caplog: pyte
         }[damage]
     )
     with caplog.at_level(logging.WARNING):
-        assert cached("name", {}, build)["x"].tolist() == [[0, 1, 2], [3, 4, 5]]
+        assert load_cached("name", {}, build)["x"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert build.calls == 2
     assert f"cannot use the cached data in {file}" in caplog.text
-    cached("name", {}, build)
+    load_cached("name", {}, build)
     assert build.calls == 2, "the new file is good"
 
 
@@ -77,8 +77,8 @@ def test_works_without_a_folder_that_can_be_written(
     monkeypatch.setenv("FEDCLADE_CACHE_DIR", str(tmp_path / "file" / "cache"))
     build = Builder()
     with caplog.at_level(logging.WARNING):
-        cached("name", {}, build)
-        assert cached("name", {}, build)["x"].shape == (2, 3)
+        load_cached("name", {}, build)
+        assert load_cached("name", {}, build)["x"].shape == (2, 3)
     assert build.calls == 2
     assert f"cannot keep decoded data in {tmp_path / 'file' / 'cache'}" in caplog.text
 
@@ -90,14 +90,14 @@ def test_a_crash_while_writing_leaves_no_file_of_that_name(tmp_path: Path, monke
 
     monkeypatch.setattr(np, "savez", crash)
     with pytest.raises(KeyboardInterrupt):
-        cached("name", {}, Builder())
+        load_cached("name", {}, Builder())
     assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_stamps_change_with_the_file(tmp_path: Path) -> None:
     file = tmp_path / "data"
     file.write_text("a")
-    before = stamps([file])
+    before = stamp_files([file])
     file.write_text("ab")
     assert before[0][:2] == (str(file), 1)
-    assert stamps([file]) != before
+    assert stamp_files([file]) != before

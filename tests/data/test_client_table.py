@@ -13,7 +13,7 @@ from tests.tiny import LABELS, federation_of, linear, task_federation
 
 from fedclade import simulate
 from fedclade.core import DataError, Split
-from fedclade.data import ClientTable, Federation, SplitRows, StatisticsQuery, statistics
+from fedclade.data import ClientTable, Federation, SplitRows, StatisticsQuery, compute_statistics
 
 TRUTH = [0, 1, 2, 0]
 SIZES = [24, 7, 30, 12]
@@ -82,7 +82,7 @@ def test_a_run_is_the_same_bit_for_bit(as_table: Callable[[Federation], Federati
 def test_labels_are_counted_as_clients_see_them(as_table: Callable[[Federation], Federation]):
     plain = federation_of(TRUTH, SIZES)
     query = StatisticsQuery((1, 3), labels=LABELS)
-    mine, theirs = statistics(plain, query), statistics(as_table(plain), query)
+    mine, theirs = compute_statistics(plain, query), compute_statistics(as_table(plain), query)
     assert mine.count == theirs.count == SIZES[1] + SIZES[3]
     assert torch.equal(mine.labels, theirs.labels)
 
@@ -145,7 +145,7 @@ def test_newcomers_join_in_arrays(as_table: Callable[[Federation], Federation]):
     first, last = (
         replace(everyone, clients=clients[part], true_clusters=None) for part in (slice(0, 3), slice(3, None))
     )
-    joined = first.joined(last)
+    joined = first.join(last)
     assert isinstance(joined.clients, ClientTable)
     assert [client.train.tolist() for client in joined.clients] == [client.train.tolist() for client in clients]
     assert list(joined.ids) == [0, 1, 2, 3]

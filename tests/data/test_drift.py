@@ -114,7 +114,7 @@ def test_all_stages_may_be_tested_as_one_that_was_seen():
 def test_stages_follow_the_clients():
     federation = drifting()
     alone, some = federation.alone(4), federation.shard({2, 4})
-    everybody = federation.joined(federation.newcomers)
+    everybody = federation.join(federation.newcomers)
     for number in (1, 4, 5):
         mine = federation.in_round(number).by_id[4]
         assert alone.in_round(number).by_id[4] is mine

@@ -118,10 +118,7 @@ def test_a_true_cluster_is_a_whole_number():
         ({"name": "\ud800"}, "the name of client 0 should be a string that UTF-8 can write, got '\\ud800'"),
         ({"id": "0"}, "the id of client 'a' should be a whole number, got '0'"),
         ({"key": 0.5}, "the key of client 'a' should be a whole number, got 0.5"),
-        (
-            {"train": np.ones(6, dtype=bool)},
-            "train of client 'a' should be whole numbers, one behind the other, got bool",
-        ),
+        ({"train": np.ones(6, dtype=bool)}, "train of client 'a' should be an array [n] of whole numbers, got bool"),
     ],
 )
 def test_a_client_that_is_none_is_refused(changes: dict[str, Any], told: str):

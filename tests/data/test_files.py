@@ -80,8 +80,8 @@ def test_files_of_different_offices_make_one_federation(
         assert part.tolist() == plain.pool.x.tolist()
     a, b, c = (str(tmp_path / f"{name}.csv") for name in "abc")
     assert caplog.messages == [
-        f"how the data is read: separator ';' (in {b}); encoding utf-16 (in {b}); separator '\\t' (in {c}); "
-        f"decimal mark ',' (in {b})"
+        f"how the data is read: separator ';' (in {b}); encoding utf-16 (in {b}); separator '\\t' "
+        f"(in {c}); decimal mark ',' (in {b})"
     ]
     assert a not in caplog.text
 

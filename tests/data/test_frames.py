@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from fedclade import FedcladeError, federation_from_frame
-from fedclade.data.files import Chosen, federation_from_sheets
-from fedclade.data.own import OwnSettings
-from fedclade.data.sheets import Sheet
+from fedclade.data.columns import Sheet
+from fedclade.data.files import ColumnChoice, federation_from_sheets
+from fedclade.data.user_data import OwnSettings
 
 COLUMNS: dict[str, list[Any]] = {
     "hospital": ["south", "north"] * 4,
@@ -139,7 +139,7 @@ def test_a_column_of_texts_can_be_the_input() -> None:
     ],
 )
 def test_tables_that_cannot_be_used(changes: Any, given: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedclade.data.sheets.MOST_CATEGORIES", 7)
+    monkeypatch.setattr("fedclade.data.columns.MOST_CATEGORIES", 7)
     with pytest.raises(FedcladeError) as caught:
         federation_from_frame(pa.table(COLUMNS | changes), **{"client": "hospital", "target": "back"} | given)
     assert message in str(caught.value)
@@ -176,7 +176,7 @@ def test_bytes_are_refused() -> None:
 
 def of_sheets(*columns: dict[str, list[Any]]) -> Any:
     sheets = [Sheet(pa.table(each), f"{name}.csv", name) for name, each in zip("abc", columns, strict=False)]
-    return federation_from_sheets(sheets, Chosen(("y",)), "files", OwnSettings())
+    return federation_from_sheets(sheets, ColumnChoice(("y",)), "files", OwnSettings())
 
 
 def test_categories_are_those_of_all_clients() -> None:

@@ -108,8 +108,9 @@ def test_without_newcomers_there_are_none():
 
 def test_too_few_examples_are_left():
     told = (
-        "6 newcomers with 200 training examples each need 1200, but the other clients leave 1037 of digits; ask for "
-        "fewer newcomers, or for a smaller newcomers.samples_per_client or data.samples_per_client"
+        "6 newcomers with 200 training examples each need 1200, but the other clients leave 1037 "
+        "of digits; ask for fewer newcomers, or for a smaller newcomers.samples_per_client or "
+        "data.samples_per_client"
     )
     with pytest.raises(DataError, match=re.escape(told)):
         loaded(samples_per_client=50, newcomer_samples=200)

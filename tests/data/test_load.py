@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedclade.core.errors import ConfigError, DataError
 from fedclade.data import ClientData, Federation, Pool, load_federation, load_pool
-from fedclade.data.partition import _proportional  # pyright: ignore[reportPrivateUsage]
+from fedclade.data.partition import divide_proportionally
 
 MakePool = Callable[..., Pool]
 DIGITS = load_pool("digits")
@@ -111,7 +111,7 @@ def test_labels_that_the_test_split_lacks_are_left_out(make_pool: MakePool) -> N
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=12), st.integers(0, 500))
 def test_proportional_division_is_whole_and_within_one_of_the_exact(counts: list[int], total: int) -> None:
-    shares = _proportional(np.asarray(counts), total)
+    shares = divide_proportionally(np.asarray(counts), total)
     assert shares.sum() == total
     assert (np.abs(shares - np.asarray(counts) * total / sum(counts)) < 1).all()
 

@@ -11,7 +11,7 @@ import pytest
 
 from fedclade import ConfigError, DataError, load_federation
 from fedclade.config import check_config
-from fedclade.data import Pool, load_pool, partition_named, partition_pool, shift_named, shift_views
+from fedclade.data import Pool, find_partition, find_shift, load_pool, partition_pool, shift_views
 
 DIGITS = load_pool("digits")
 
@@ -80,7 +80,7 @@ def test_a_partition_of_ones_own_has_options_and_may_return_plain_indices(own: N
     limited = partition_pool(DIGITS, "users_data:halves", clients=2, samples_per_client=5)
     assert [len(indices) for indices in limited.indices] == [5, 5]
     assert partition_pool(DIGITS, "users_data:named", clients=2).names == ["a", "b"]
-    assert partition_named("users_data:halves").description == "The left part, and the rest. In order"
+    assert find_partition("users_data:halves").description == "The left part, and the rest. In order"
 
 
 def test_newcomers_to_a_partition_of_ones_own_are_drawn_from_among_all(own: None) -> None:
@@ -123,7 +123,7 @@ def test_a_shift_of_ones_own_has_options_and_may_give_plain_lists(own: None) -> 
     views, places = shift_views(DIGITS, "users_data:rolled", clients=4, clusters=2, by=3)
     assert places == (0, 1, 0, 1)
     assert [view.label_map.tolist()[:2] for view in views if view.label_map is not None] == [[0, 1], [3, 4]]
-    assert shift_named("users_data:rolled").description == "Rolls the labels"
+    assert find_shift("users_data:rolled").description == "Rolls the labels"
     raw = {"data": {"clients": 4, "clusters": 2, "shift": "users_data:rolled", "by": 3}}
     federation = check_config(raw).federation()
     assert federation.true_clusters == {0: 0, 1: 1, 2: 0, 3: 1}

@@ -19,7 +19,7 @@ from tests.reference.power_law import examples_of_each
 from fedclade.core import rng
 from fedclade.core.errors import ConfigError, DataError, MissingExtraError
 from fedclade.data import PARTITIONS, Parts, Pool, load_pool, partition_pool
-from fedclade.data.partition import shuffled
+from fedclade.data.partition import shuffle_training
 
 DIGITS = load_pool("digits")  # 1,437 training examples
 OWNED = load_pool("synthetic", clients=6, max_samples=60)
@@ -87,7 +87,7 @@ def test_natural_is_flowers_natural_id_partitioner_on_the_shuffled_data() -> Non
     from datasets import Dataset
     from flwr_datasets.partitioner import NaturalIdPartitioner
 
-    parts, order = partition_pool(OWNED, "natural", clients=5, seed=5), shuffled(OWNED, 5)
+    parts, order = partition_pool(OWNED, "natural", clients=5, seed=5), shuffle_training(OWNED, 5)
     flower = NaturalIdPartitioner(partition_by="owner")
     flower.dataset = Dataset.from_dict({"index": order, "owner": OWNED.natural[order].tolist()})
     by_owner = [flower.load_partition(i)["index"][:] for i in range(6)]
@@ -191,7 +191,8 @@ def test_quantity_skew_has_sizes_with_the_tail_of_their_exponent(make_pool: Make
     pool = make_pool(train=2_000_000, test=0)
     drawn = np.sort(sizes(partition_pool(pool, "quantity_skew", clients=4000, min_samples=1, exponent=2.5)))
     spare = (drawn - 1) / np.median(drawn - 1)
-    # P(size > s) = (s / s_min)^-(exponent - 1), so that ten times the median is exceeded by half of 10^-1.5.
+    # P(size > s) = (s / s_min)^-(exponent - 1), so that ten times the median is exceeded by half of
+    # 10^-1.5.
     assert (spare > 10).mean() == pytest.approx(0.5 * 10**-1.5, rel=0.25)
 
 
@@ -322,14 +323,15 @@ def test_natural_min_samples(make_pool: MakePool) -> None:
         (
             "dirichlet",
             {"clients": 100, "alpha": 0.01},
-            "no draw of Dirichlet(alpha = 0.01) gave each of 100 clients at least min_samples = 10 of the 1437 "
-            "examples in digits; set a smaller min_samples, fewer clients, or a larger alpha",
+            "no draw of Dirichlet(alpha = 0.01) gave each of 100 clients at least min_samples = "
+            "10 of the 1437 examples in digits; set a smaller min_samples, fewer clients, or a "
+            "larger alpha",
         ),
         (
             "dirichlet",
             {"clients": 100, "min_samples": 15},
-            "100 clients with at least min_samples = 15 examples each need 1500, but digits has 1437; set a smaller "
-            "min_samples, or fewer clients",
+            "100 clients with at least min_samples = 15 examples each need 1500, but digits has "
+            "1437; set a smaller min_samples, or fewer clients",
         ),
     ],
 )

@@ -12,7 +12,7 @@ from tests.tiny import federation_of, renamed, task_federation
 
 from fedclade import ConfigError
 from fedclade.core import IGNORED
-from fedclade.data import Backdoor, ClientTable, LabelFlip, Pool, load_federation, poisoned
+from fedclade.data import Backdoor, ClientTable, LabelFlip, Pool, load_federation, poison_federation
 
 FEDERATION = federation_of([0, 1, 2, 3])
 SMALL = {"clients": 6, "shift": "rotation", "clusters": 2, "samples_per_client": 60, "validation_fraction": 0.2}
@@ -22,7 +22,7 @@ BACKDOOR = Backdoor.of(IMAGES.pool, target=3, patch=2, share=0.25)
 
 def test_flipped_labels_are_those_that_the_client_sees():
     """Client 1 sees labels 0 and 1 swapped, and C = 4: what it sees as y becomes 3 − y."""
-    found = poisoned(FEDERATION, [1], LabelFlip.of(FEDERATION.pool), seed=0)
+    found = poison_federation(FEDERATION, [1], LabelFlip.of(FEDERATION.pool), seed=0)
     for split in ("train", "validation"):
         x, y = FEDERATION.examples(1, split)
         poisoned_x, poisoned_y = found.in_round(-1).examples(1, split)
@@ -31,7 +31,7 @@ def test_flipped_labels_are_those_that_the_client_sees():
 
 
 def test_what_clients_hold_is_left_alone_and_honest_clients_hold_nothing_poisoned():
-    found = poisoned(FEDERATION, [1], LabelFlip.of(FEDERATION.pool), seed=0)
+    found = poison_federation(FEDERATION, [1], LabelFlip.of(FEDERATION.pool), seed=0)
     assert found.in_round(-7).ids == (1,)
     assert found.ids == FEDERATION.ids
     assert found.sizes == FEDERATION.sizes == {**FEDERATION.sizes, **found.in_round(-1).sizes}
@@ -42,10 +42,10 @@ def test_what_clients_hold_is_left_alone_and_honest_clients_hold_nothing_poisone
 
 def test_labels_of_other_tasks_are_flipped_as_well():
     binary = task_federation("binary", [0, 0])
-    _, y = poisoned(binary, [0], LabelFlip.of(binary.pool), seed=0).in_round(-1).examples(0, "train")
+    _, y = poison_federation(binary, [0], LabelFlip.of(binary.pool), seed=0).in_round(-1).examples(0, "train")
     assert torch.equal(y, 1 - binary.examples(0, "train")[1])
     several = task_federation("multilabel", [0, 0], outputs=3)
-    _, y = poisoned(several, [0], LabelFlip.of(several.pool), seed=0).in_round(-1).examples(0, "train")
+    _, y = poison_federation(several, [0], LabelFlip.of(several.pool), seed=0).in_round(-1).examples(0, "train")
     assert torch.equal(y, 1 - several.examples(0, "train")[1])
     tokens = torch.tensor([[2, IGNORED], [0, 1]])
     x, y = LabelFlip(5).poisoned(tokens, tokens, np.random.default_rng(0))
@@ -55,7 +55,7 @@ def test_labels_of_other_tasks_are_flipped_as_well():
 
 def test_a_backdoor_marks_a_share_of_the_images_as_the_client_sees_them():
     liar = next(client for client in IMAGES.clients if client.quarter_turns)
-    found = poisoned(IMAGES, [liar.id], BACKDOOR, seed=0).in_round(-1)
+    found = poison_federation(IMAGES, [liar.id], BACKDOOR, seed=0).in_round(-1)
     x, y = IMAGES.examples(liar.id, "train")
     poisoned_x, poisoned_y = found.examples(liar.id, "train")
     changed = (poisoned_x != x).flatten(1).any(1) | (poisoned_y != y)
@@ -68,7 +68,7 @@ def test_a_backdoor_marks_a_share_of_the_images_as_the_client_sees_them():
 
 
 def test_a_backdoor_is_measured_on_honest_clients_images_of_other_labels():
-    found = poisoned(IMAGES, [0], BACKDOOR, seed=0).in_round(-1)
+    found = poison_federation(IMAGES, [0], BACKDOOR, seed=0).in_round(-1)
     assert IMAGES.ids[1:]
     for client in IMAGES.ids[1:]:
         x, y = IMAGES.examples(client, "test")
@@ -86,7 +86,7 @@ def test_the_trigger_of_images_of_floats_is_as_bright_as_the_brightest():
 
 def test_which_examples_are_poisoned_belongs_to_the_seed_and_the_key():
     def marked(federation, client, seed=0):
-        return poisoned(federation, [client], BACKDOOR, seed).in_round(-1).examples(client, "train")[1]
+        return poison_federation(federation, [client], BACKDOOR, seed).in_round(-1).examples(client, "train")[1]
 
     new = {client: (client + 2) % 6 for client in IMAGES.ids}
     assert torch.equal(marked(IMAGES, 1), marked(renamed(IMAGES, new), 3))
@@ -96,7 +96,7 @@ def test_which_examples_are_poisoned_belongs_to_the_seed_and_the_key():
 def test_every_stage_has_its_own_poisoned_data():
     drift = {"rounds": (3,), "share": 1.0, "examples": "new"}
     federation = load_federation("digits", **SMALL, drift=drift)
-    found = poisoned(federation, [0], LabelFlip.of(federation.pool), seed=0)
+    found = poison_federation(federation, [0], LabelFlip.of(federation.pool), seed=0)
     for number in (1, 2, 3, 9):
         _, y = federation.in_round(number).examples(0, "train")
         assert torch.equal(found.in_round(-number).examples(0, "train")[1], 9 - y)
@@ -104,7 +104,7 @@ def test_every_stage_has_its_own_poisoned_data():
 
 
 def test_a_shard_has_the_poisoned_data_of_its_clients_and_travels():
-    found = poisoned(FEDERATION, [1, 2], LabelFlip.of(FEDERATION.pool), seed=0)
+    found = poison_federation(FEDERATION, [1, 2], LabelFlip.of(FEDERATION.pool), seed=0)
     shard = pickle.loads(pickle.dumps(found.shard(frozenset({0, 2}))))
     assert shard.ids == (0, 2)
     assert shard.in_round(-1).ids == (2,)
@@ -116,7 +116,7 @@ def test_a_shard_has_the_poisoned_data_of_its_clients_and_travels():
 
 def test_clients_of_a_table_can_be_poisoned():
     table = replace(IMAGES, clients=ClientTable.of(IMAGES.clients))
-    found, expected = (poisoned(of, [1], BACKDOOR, seed=0).in_round(-1) for of in (table, IMAGES))
+    found, expected = (poison_federation(of, [1], BACKDOOR, seed=0).in_round(-1) for of in (table, IMAGES))
     for client in expected.ids:
         assert all(map(torch.equal, found.examples(client, "test"), expected.examples(client, "test")))
     assert torch.equal(found.examples(1, "train")[0], expected.examples(1, "train")[0])
@@ -153,4 +153,4 @@ def test_a_client_tested_on_the_target_alone_has_nothing_that_succeeds():
     pool = Pool("one label", torch.zeros(40, 1, 8, 8, dtype=torch.uint8), y, y.numpy(), np.arange(40), np.arange(0), 10)
     clients = [replace(c, train=np.arange(5), validation=np.arange(0), test=np.arange(5, 9)) for c in IMAGES.clients]
     federation = replace(IMAGES, pool=pool, clients=tuple(replace(c, label_map=None) for c in clients))
-    assert poisoned(federation, [0], BACKDOOR, seed=0).in_round(-1).ids == (0,)
+    assert poison_federation(federation, [0], BACKDOOR, seed=0).in_round(-1).ids == (0,)

@@ -27,13 +27,13 @@ POOL = Pool("six", torch.arange(6.0)[:, None], LABELS, LABELS.numpy(), np.arange
         ({"y": torch.tensor([0, -100, -1, 0, -7, 2])}, "labels of pool 'six' should be 0 or more, got -1"),
         (
             {"y": torch.tensor([0, -100, 1, 0, -100, 2])},
-            "pool 'six' has 2 of 6 examples without a label (-100, which losses ignore), and nothing can be learnt or "
-            "scored on them; leave these examples out",
+            "pool 'six' has 2 of 6 examples without a label (-100, which losses ignore), and "
+            "nothing can be learnt or scored on them; leave these examples out",
         ),
         (
             {"outputs": 10**9},
-            "outputs of pool 'six' should be from 1 to 16,777,216, as a model has one for each label, got "
-            "1,000,000,000; number the labels from 0 on",
+            "outputs of pool 'six' should be from 1 to 16,777,216, as a model has one for each "
+            "label, got 1,000,000,000; number the labels from 0 on",
         ),
     ],
 )
@@ -79,14 +79,8 @@ def test_inputs_of_any_numbers_become_what_a_pool_keeps(x: Any, dtype: torch.dty
         ({"y": POOL.y.to(torch.complex64)}, "should be whole numbers from 0 on, got torch.complex64"),
         ({"x": POOL.x.to(torch.complex64)}, "inputs of pool 'six' should be real numbers, got torch.complex64"),
         ({"x": ["a"] * 6}, "inputs of pool 'six' should be a tensor or an array, got list"),
-        (
-            {"train": np.array([0.5])},
-            "train of pool 'six' should be whole numbers, one behind the other, got float64 [1]",
-        ),
-        (
-            {"test": np.ones(6, dtype=bool)},
-            "test of pool 'six' should be whole numbers, one behind the other, got bool",
-        ),
+        ({"train": np.array([0.5])}, "train of pool 'six' should be an array [n] of whole numbers, got float64 [1]"),
+        ({"test": np.ones(6, dtype=bool)}, "test of pool 'six' should be an array [n] of whole numbers, got bool"),
         ({"std": 0.0}, "std of pool 'six' should be greater than 0, got 0.0"),
     ],
 )
@@ -172,8 +166,9 @@ def test_labels_that_are_not_numbered_from_0_on_are_refused_before_a_model_is_bu
     with pytest.raises(DataError) as caught:
         Pool.of_examples("codes", x, y, np.arange(4), np.arange(0))
     assert str(caught.value).startswith(
-        "labels of pool 'codes' go up to 1,000,000,000, but only 3 different ones occur, and a model has an output for "
-        "each number from 0 on; number them anew, as numpy.unique(labels, return_inverse=True) does"
+        "labels of pool 'codes' go up to 1,000,000,000, but only 3 different ones occur, and a "
+        "model has an output for each number from 0 on; number them anew, as numpy.unique(labels, "
+        "return_inverse=True) does"
     )
     assert Pool.of_examples("codes", x, y % 1000, np.arange(4), np.arange(0)).outputs == 8
     assert Pool.of_examples("codes", x, y.clamp(max=99_999), np.arange(4), np.arange(0), outputs=10**5).outputs == 10**5
@@ -211,7 +206,7 @@ def test_masked_indices_are_refused():
     ("given", "told"),
     [
         ({"indices": np.array(["a"])}, "indices below 6, int64 [n], and whole quarter turns: can't convert"),
-        ({"indices": np.array([6])}, "inputs of pool 'six' are asked for by indices below 6"),
+        ({"indices": np.array([6])}, "inputs of pool 'six' need indices below 6"),
         ({"indices": np.array([0]), "quarter_turns": "x"}, "and whole quarter turns: rot90()"),
     ],
 )

@@ -15,7 +15,7 @@ import pytest
 from fedclade import DataSchema, FedcladeError, federation, federation_from_frame
 from fedclade.config import check_config, read_config
 from fedclade.core import ConfigError, DataError
-from fedclade.data import Proposal, SchemaError, agree, encode_by
+from fedclade.data import Proposal, SchemaError, agree, encode_federation
 
 CITIES = {"inputs": {"age": "number", "city": ["oslo", "bern", "rome"]}, "target": ["back"], "labels": ["yes", "no"]}
 FRAME: dict[str, list[Any]] = {
@@ -162,7 +162,7 @@ def test_the_task_is_that_of_the_schema():
 def test_a_text_needs_words():
     made = federation_from_frame(pa.table({**FRAME, "id": ["a"] * 6}), "id", "back", text="city")
     with pytest.raises(SchemaError, match="the schema has no words, and the only input is the text 'city'"):
-        encode_by(made, schema())
+        encode_federation(made, schema())
 
 
 TEXTS = (["we stay", "you go"] * 3, [0, 1] * 3)
@@ -225,24 +225,24 @@ def alone(**changes: list[Any]) -> Any:
 
 def test_one_client_is_encoded_again_and_several_are_not():
     agreed = schema(labels=["no", "yes"])
-    made = encode_by(alone(), agreed)
+    made = encode_federation(alone(), agreed)
     assert made.pool.x[0].tolist() == [30, 0, 1, 0]
     assert made.encoding is not None
     assert made.encoding.schema == agreed
-    assert encode_by(made, agreed) is made
+    assert encode_federation(made, agreed) is made
     both = federation_from_frame(pa.table(FRAME), "id", "back")
     with pytest.raises(
         SchemaError, match="its data is encoded by another schema than the agreed one: column 1 is 'city' in"
     ):
-        encode_by(both.alone(0), agreed)
+        encode_federation(both.alone(0), agreed)
     with pytest.raises(SchemaError, match="its data has no named columns and no texts"):
-        encode_by(federation({"a": ([[1.0]] * 6, [0, 1] * 3)}), agreed)
+        encode_federation(federation({"a": ([[1.0]] * 6, [0, 1] * 3)}), agreed)
 
 
 def test_ids_and_keys_that_were_changed_stay_so():
     made = alone()
     made = replace(made, clients=(replace(made.clients[0], id=7, key=5),))
-    assert [client.id for client in encode_by(made, schema(labels=["no", "yes"])).clients] == [7]
+    assert [client.id for client in encode_federation(made, schema(labels=["no", "yes"])).clients] == [7]
 
 
 def test_other_processes_get_no_rows_to_encode_again():

@@ -17,8 +17,9 @@ def test_missing_folder_names_what_was_expected(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         FolderTables(tmp_path / "mnist").read("train", ["image", "label"])
     assert str(caught.value) == (
-        f"no data in {tmp_path / 'mnist'}: expected the file {tmp_path / 'mnist' / 'train.parquet'} or shards "
-        "train-*.parquet (columns image, label); check --data-dir / FEDCLADE_DATA_DIR"
+        f"no data in {tmp_path / 'mnist'}: expected the file "
+        f"{tmp_path / 'mnist' / 'train.parquet'} or shards train-*.parquet (columns image, label); "
+        "check --data-dir / FEDCLADE_DATA_DIR"
     )
 
 
@@ -110,8 +111,9 @@ def test_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError) as caught:
         HubTables("a/b").has("train")
     assert str(caught.value) == (
-        "cannot load a/b from the Hugging Face Hub (ConnectionError: no route); give a folder that has the data with "
-        "--data-dir / FEDCLADE_DATA_DIR, or use the bundled data set 'digits'"
+        "cannot load a/b from the Hugging Face Hub (ConnectionError: no route); give a folder "
+        "that has the data with --data-dir / FEDCLADE_DATA_DIR, or use the bundled data set "
+        "'digits'"
     )
 
 

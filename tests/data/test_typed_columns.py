@@ -87,8 +87,8 @@ def test_a_mark_that_nothing_decides_is_refused(tmp_path: Path, files: list[str]
     with pytest.raises(DataError) as caught:
         prepared(tmp_path, *files)
     assert str(caught.value) == (
-        f"{tmp_path / '0.csv'}: column 'a' has {text!r} in row 1, which is {values}, and no other number decides; say "
-        "which is right"
+        f"{tmp_path / '0.csv'}: column 'a' has {text!r} in row 1, which is {values}, and no other "
+        "number decides; say which is right"
     )
     for mark in ".,":
         [found] = prepared(tmp_path, *files[:1], roles=ColumnRoles(("y",), ("a",)), notation=Notation(decimal=mark))
@@ -122,8 +122,8 @@ def test_a_number_with_the_other_mark_than_the_given_one_is_refused(tmp_path: Pa
     with pytest.raises(DataError) as caught:
         prepared(tmp_path, text, notation=Notation(decimal=","))
     assert str(caught.value) == (
-        f"{tmp_path / '0.csv'}: column 'a' has '1.5' in row 1, which is no number with decimal = ','; leave 'decimal' "
-        "out, or make all files alike"
+        f"{tmp_path / '0.csv'}: column 'a' has '1.5' in row 1, which is no number with decimal = "
+        "','; leave 'decimal' out, or make all files alike"
     )
 
 
@@ -153,8 +153,9 @@ def test_dates_in_two_orders_are_refused_with_the_setting(tmp_path: Path) -> Non
     with pytest.raises(DataError) as caught:
         prepared(tmp_path, text)
     assert str(caught.value) == (
-        f"{tmp_path / '0.csv'}: column 'a' has '01/02/1970' in row 1, which may begin with the day or the month, and "
-        "no other date decides; say which by dates = '%d/%m/%Y' or dates = '%m/%d/%Y'"
+        f"{tmp_path / '0.csv'}: column 'a' has '01/02/1970' in row 1, which may begin with the day "
+        "or the month, and no other date decides; say which by dates = '%d/%m/%Y' or dates = "
+        "'%m/%d/%Y'"
     )
     [found] = prepared(tmp_path, text, notation=Notation(dates="%m/%d/%Y"))
     assert found["a"] == [1]
@@ -165,8 +166,8 @@ def test_years_of_two_digits_are_refused_with_the_setting(tmp_path: Path) -> Non
     with pytest.raises(DataError) as caught:
         prepared(tmp_path, text)
     assert str(caught.value).endswith(
-        "column 'a' has '31.12.70' in row 1, which looks like a date with a year of two digits; say by 'dates' what it "
-        "is, such as dates = '%d.%m.%y'"
+        "column 'a' has '31.12.70' in row 1, which looks like a date with a year of two digits; "
+        "say by 'dates' what it is, such as dates = '%d.%m.%y'"
     )
     [found] = prepared(tmp_path, text, notation=Notation(dates="%d.%m.%y"))
     assert found["a"] == [364]
@@ -178,8 +179,8 @@ def test_typed_dates_and_times_are_numbers(caplog: pytest.LogCaptureFixture) -> 
         made = framed(columns)
     assert made.pool.x[0].tolist() == [1, 1.5, 6.5]
     assert caplog.messages == [
-        "how the data is read: column 'day' in days since 1970-01-01; column 'moment' in days since 1970-01-01; column "
-        "'clock' in hours since midnight"
+        "how the data is read: column 'day' in days since 1970-01-01; column 'moment' in days "
+        "since 1970-01-01; column 'clock' in hours since midnight"
     ]
 
 
@@ -228,9 +229,9 @@ def test_a_column_of_ids_is_refused_with_examples_and_the_fix() -> None:
     with pytest.raises(DataError) as caught:
         framed({"patient": IDS, "age": range(205)})
     assert str(caught.value) == (
-        "column 'patient' has 205 different texts in 205 rows, such as 'P-0000' and 'P-0001', so it is an id, a name "
-        "or a free text and no category; leave it out by drop = ['patient'], or take its words as the only input by "
-        "text = 'patient'"
+        "column 'patient' has 205 different texts in 205 rows, such as 'P-0000' and 'P-0001', so "
+        "it is an id, a name or a free text and no category; leave it out by drop = ['patient'], "
+        "or take its words as the only input by text = 'patient'"
     )
     assert framed({"patient": IDS, "age": range(205)}, drop=("patient",)).pool.x.shape == (205, 1)
     assert framed({"patient": IDS, "age": range(205)}, inputs=("age",)).pool.x.shape == (205, 1)
@@ -264,8 +265,8 @@ def test_other_texts_among_numbers_are_refused_with_their_row(tmp_path: Path) ->
     with pytest.raises(DataError) as caught:
         prepared(tmp_path, lines("a;y", rows))
     assert str(caught.value) == (
-        f"{tmp_path / '0.csv'}: column 'a' has 'k.A.' in row 7 among numbers or dates (different texts of this kind: "
-        "1); fill it in, or leave the row or the column out"
+        f"{tmp_path / '0.csv'}: column 'a' has 'k.A.' in row 7 among numbers or dates (different "
+        "texts of this kind: 1); fill it in, or leave the row or the column out"
     )
     dates = [f"{k + 1}.1.2024;1" for k in range(30)] + ["unknown;1"]
     with pytest.raises(DataError, match="column 'a' has 'unknown' in row 31 among numbers or dates"):
@@ -276,8 +277,8 @@ def test_numbers_with_both_marks_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         prepared(tmp_path, "a;y\n1;0\n1.5;1\n2,5;0\n")
     assert str(caught.value) == (
-        "column 'a' has numbers with a decimal point and with a decimal comma, such as '1.5' and '2,5'; write "
-        "them alike"
+        "column 'a' has numbers with a decimal point and with a decimal comma, such as '1.5' and "
+        "'2,5'; write them alike"
     )
 
 
@@ -285,8 +286,8 @@ def test_many_whole_numbers_that_are_texts_are_refused() -> None:
     with pytest.raises(DataError) as caught:
         framed({"age": [str(k % 35) for k in range(40)]})
     assert str(caught.value) == (
-        "column 'age' has 35 different texts in 40 rows, such as '0' and '1', which are numbers or dates; make them "
-        "such, or categories of pandas"
+        "column 'age' has 35 different texts in 40 rows, such as '0' and '1', which are numbers "
+        "or dates; make them such, or categories of pandas"
     )
     assert framed({"age": [str(k % 15) for k in range(40)]}).pool.x.shape == (40, 15)
 
@@ -307,8 +308,8 @@ def test_an_unnamed_column_of_other_values_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         prepared(tmp_path, text)
     assert str(caught.value) == (
-        f"{tmp_path / '0.csv'}: column 2 has no name, but values, such as 0 in row 1; name it in the header, or leave "
-        "it out by drop = ['']"
+        f"{tmp_path / '0.csv'}: column 2 has no name, but values, such as 0 in row 1; name it in "
+        "the header, or leave it out by drop = ['']"
     )
     [found] = prepared(tmp_path, text, roles=ColumnRoles(("y",), drop=("",)))
     assert list(found) == ["a", "y"]

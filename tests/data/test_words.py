@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedclade.core import IGNORED
-from fedclade.data.texts import PAD, UNKNOWN, build_vocabulary, encode, next_words, pad, split_words, windows
+from fedclade.data.texts import PAD, UNKNOWN, build_vocabulary, cut_windows, encode, next_words, pad, split_words
 
 
 def test_split_words() -> None:
@@ -47,6 +47,6 @@ def test_every_target_is_the_next_input_and_every_sequence_has_one(sequences: li
 
 @given(st.lists(st.integers(), max_size=40), st.integers(1, 8))
 def test_windows_make_every_token_but_the_first_a_target_once(tokens: list[int], length: int) -> None:
-    runs = windows(tokens, length)
+    runs = cut_windows(tokens, length)
     assert [token for run in runs for token in run[1:]] == tokens[1:]
     assert all(2 <= len(run) <= length + 1 for run in runs)

@@ -72,7 +72,7 @@ def test_equals_algorithm_4_choice_by_choice(seed):
 def test_who_joins_a_run_walks_down_to_the_leaf_of_algorithm_4(seed):
     """In the round that it joins, past every split there has been; its updates are cached on its way."""
     members, newcomers = parted(seed)
-    run, together = run_of(NESTED, seed), members.joined(newcomers)
+    run, together = run_of(NESTED, seed), members.join(newcomers)
     world = Backend.simulated_by(together, linear, NESTED, seed=seed, engine="loop")
     before = CFLState(run.tree, torch.zeros(len(run.tree.nodes), dtype=torch.float64))
     after, events = NESTED.join(before, newcomers.ids, world.clients, Round(ROUNDS + 1, SPEC, seed))
@@ -101,7 +101,7 @@ def test_who_does_not_answer_when_it_joins_waits_where_it_stands():
             heard = [(c, row) for c, row in zip(ids, assignment, strict=True) if c != silent]
             return self._clients.train([c for c, _ in heard], models, [row for _, row in heard], this_round)
 
-    world = Backend.simulated_by(members.joined(newcomers), linear, NESTED, engine="loop")
+    world = Backend.simulated_by(members.join(newcomers), linear, NESTED, engine="loop")
     before = CFLState(run.tree, torch.zeros(len(run.tree.nodes), dtype=torch.float64))
     after, _ = NESTED.join(before, newcomers.ids, Deaf(world.clients), Round(ROUNDS + 1, SPEC, 0))
     assert after.tree.stragglers == {0: (silent,)}

@@ -125,7 +125,7 @@ def daily(name: str) -> Run:
 
 @pytest.mark.parametrize("name", ["cfl", "fl_hc", "ifca", "pacfl", "finetune"])
 def test_those_alone_that_are_there_train_and_all_that_belong_are_evaluated(name):
-    run, trace = daily(name), Trace.daily([c.key for c in digits().joined(digits().newcomers).clients], 0)
+    run, trace = daily(name), Trace.daily([c.key for c in digits().join(digits().newcomers).clients], 0)
     assert run.metric_rows
     for row in run.metric_rows:
         number = row["round"]

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedclade.core import IGNORED
-from fedclade.tasks import LOSSES, FittedTask, counted
+from fedclade.tasks import LOSSES, FittedTask, count_targets
 
 OF_TORCH = {
     "bce": nn.BCEWithLogitsLoss,
@@ -48,12 +48,12 @@ def test_cross_entropy_of_a_text_is_the_mean_over_places_that_count():
     each = nn.CrossEntropyLoss(reduction="none")(logits.view(-1, 4), tokens.clamp(min=0).view(-1)).view(3, 2)
     losses = LOSSES["cross_entropy"](logits, tokens)
     torch.testing.assert_close(losses, torch.stack([each[0].mean(), each[1, 0], torch.tensor(0.0)]))
-    assert counted(tokens).tolist() == [2, 1, 0]
+    assert count_targets(tokens).tolist() == [2, 1, 0]
 
 
 def test_examples_of_numbers_count_once_whatever_their_outputs():
-    assert counted(drawn(3, 5)).tolist() == [1, 1, 1]
-    assert counted(torch.tensor([2, IGNORED])).tolist() == [1, 0]
+    assert count_targets(drawn(3, 5)).tolist() == [1, 1, 1]
+    assert count_targets(torch.tensor([2, IGNORED])).tolist() == [1, 0]
 
 
 def test_the_mean_of_a_batch_weighs_texts_by_their_places():

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedclade import Federation, LocalTraining, Task, simulate
 from fedclade.core import Layout, Round
-from fedclade.data import StatisticsQuery, statistics
+from fedclade.data import StatisticsQuery, compute_statistics
 from fedclade.runs import RunSettings, fitted_task
 from fedclade.tasks import FittedTask
 from fedclade.training import SimulatedClients, evaluation
@@ -200,7 +200,7 @@ def test_balanced_weights_count_the_examples_of_all_clients_as_they_see_them():
     counts = torch.zeros(4)
     for client in federation.ids:
         counts += torch.bincount(federation.examples(client, "train")[1], minlength=4)
-    found = statistics(federation, StatisticsQuery(federation.ids, labels=4))
+    found = compute_statistics(federation, StatisticsQuery(federation.ids, labels=4))
     assert torch.equal(found.labels, counts.long())
     assert found.count == 36
 

@@ -103,6 +103,6 @@ def _all_of(path: Path, own: Config, data_dir: Path | None) -> Federation:
             "one of the run's models"
         )
     trained = config.federation(data_dir)
-    everybody = trained if trained.newcomers is None else trained.joined(trained.newcomers)
+    everybody = trained if trained.newcomers is None else trained.join(trained.newcomers)
     known = config.top.seed == own.top.seed and all(config.data.get(key) == own.data.get(key) for key in SAME_VIEWS)
     return everybody if known else replace(everybody, true_clusters=None)

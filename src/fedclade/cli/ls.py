@@ -17,7 +17,7 @@ from fedclade.cli.options import new_console
 from fedclade.config import config_folder
 from fedclade.core import ConfigError, installed, named, summary_of
 from fedclade.core import Kind as Group
-from fedclade.data import PARTITIONS, SHIFTS, SOURCES, partition_named, shift_named
+from fedclade.data import PARTITIONS, SHIFTS, SOURCES, find_partition, find_shift
 from fedclade.models import MODELS, model_factory
 from fedclade.tasks import SUMMARIES, build_task
 from fedclade.trackers import TRACKERS
@@ -60,8 +60,8 @@ def _task(name: str) -> object:
 SHELVES: Mapping[Kind, Shelf] = {
     Kind.ALGORITHMS: Shelf(_lines_about(ALGORITHMS), "algorithms", algorithm_class),
     Kind.DATASETS: Shelf(_lines_about(SOURCES), "data", lambda name: named("data", name, {}, "dataset")),
-    Kind.PARTITIONS: Shelf(_lines_about(PARTITIONS), "partitions", partition_named),
-    Kind.SHIFTS: Shelf(_lines_about(SHIFTS), "shifts", shift_named),
+    Kind.PARTITIONS: Shelf(_lines_about(PARTITIONS), "partitions", find_partition),
+    Kind.SHIFTS: Shelf(_lines_about(SHIFTS), "shifts", find_shift),
     Kind.MODELS: Shelf(_lines_about(MODELS), "models", model_factory),
     Kind.TASKS: Shelf(SUMMARIES, "tasks", _task),
     Kind.CALLBACKS: Shelf(_lines_about(TRACKERS), "callbacks", lambda name: named("callbacks", name, {}, "callback")),

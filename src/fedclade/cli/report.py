@@ -26,7 +26,7 @@ from fedclade.report import (
 )
 from fedclade.report.page import REPORT, RunView, comparison_page, run_labels, run_page, write_page
 from fedclade.runs import Run, export_adapter, export_model, is_finished, is_unfinished, read_newcomers
-from fedclade.tasks import noted_metrics
+from fedclade.tasks import read_metrics
 
 # Commands that look at something, or hand it out: ``tree``, ``export``, ``validate``, ``cite``.
 
@@ -156,8 +156,8 @@ def _measure(run: Run, folder: Path, against: Path) -> tuple[Run, str]:
         raise RunError(
             f"--against should be a run of the same clients: {against} has no client {min(missing)} ({folder} has)"
         )
-    metric = noted_metrics(run.summary)[0].name
-    if metric not in [each.name for each in noted_metrics(other.summary)]:
+    metric = read_metrics(run.summary)[0].name
+    if metric not in [each.name for each in read_metrics(other.summary)]:
         raise RunError(f"--against should be a run of the same task: {against} has no {metric} ({folder} has)")
     subjects = [RunView(run, folder=folder), RunView(other, folder=against)]
     return other, run_labels(subjects)[1]

@@ -26,12 +26,12 @@ from fedclade.core import (
 )
 from fedclade.data import (
     SOURCES,
-    augment_of,
     check_data_settings,
     check_newcomers,
+    find_partition,
+    find_shift,
     load_federation,
-    partition_named,
-    shift_named,
+    resolve_augment,
 )
 from fedclade.models import FROM_DATA, PARTS, Parts, check_widths, model_factory
 from fedclade.runs import RunSettings, by_own_examples
@@ -232,8 +232,8 @@ def _data(section: Section, problems: _Problems, *, on_network: bool) -> tuple[S
         own = problems.collect("data", check_own_data, section, on_network=on_network)
         return (section, False) if own is None else (own, True)
     name = str(section.get("name", "digits"))
-    partition = problems.collect("data", partition_named, section.get("partition", "iid"))
-    shift = problems.collect("data", shift_named, section.get("shift", "none"))
+    partition = problems.collect("data", find_partition, section.get("partition", "iid"))
+    shift = problems.collect("data", find_shift, section.get("shift", "none"))
     if partition is None or shift is None:
         return section, False
     functions = (SOURCES[name].load, partition.split, shift.views, load_federation)
@@ -241,7 +241,7 @@ def _data(section: Section, problems: _Problems, *, on_network: bool) -> tuple[S
     def filled_in(fitted: Section) -> Section:
         filled = {**defaults(functions, _NOT_IN_DATA), **fitted}
         check_data_settings(**{key: filled[key] for key in filled if key in known_arguments(check_data_settings)})
-        augment_of(filled["augment"])
+        resolve_augment(filled["augment"])
         for check in (partition.check, shift.check):
             if check is not None:
                 check(**{key: filled[key] for key in known_arguments(check, positional=True)})

@@ -31,14 +31,14 @@ from fedclade.data import (
     OwnSettings,
     Pool,
     TableSource,
-    augment_of,
     federation,
+    find_partition,
+    find_shift,
     load_federation,
-    matches,
+    match_files,
     open_folder,
-    partition_named,
     pool_from_torch,
-    shift_named,
+    resolve_augment,
 )
 
 FROM_CONFIG = ("seed", "newcomers", "newcomer_samples", "data_dir")
@@ -83,7 +83,7 @@ def _with_data_found(raw: Section, folder: Path) -> Section:
     for place in (Path(), folder):
         if isinstance(built, str) and (place / built).is_dir():
             return {**raw, "data": {**raw["data"], "folder": str((place / built).absolute())}}
-        if isinstance(files, str) and matches(files, place):
+        if isinstance(files, str) and match_files(files, place):
             return {**raw, "data": {**raw["data"], "files": str(Path(glob.escape(str(place.absolute())), files))}}
     return raw
 
@@ -136,8 +136,8 @@ def _shared_out(source: str | Pool, section: Section, from_config: Mapping[str, 
     """Share a data set out; what options the section has besides those of sharing out are the source's."""
     settings = _those_of(section, known_arguments(load_federation))
     extra = {key: value for key, value in section.items() if key not in settings and key != "name"}
-    partition = known_arguments(partition_named(section.get("partition", "iid")).split)
-    shift = known_arguments(shift_named(section.get("shift", "none")).views).keys() - partition.keys()
+    partition = known_arguments(find_partition(section.get("partition", "iid")).split)
+    shift = known_arguments(find_shift(section.get("shift", "none")).views).keys() - partition.keys()
     return load_federation(
         source,
         **settings,
@@ -164,7 +164,7 @@ def _check_folder(section: Section) -> Section:
         why = "whose clients have their data already"
         raise ConfigError("\n".join(f"data.{key} makes no sense with a folder, {why}; leave it out" for key in shared))
     fitted = check_arguments("[data]", FolderSettings, section)
-    augment_of(fitted.get("augment"))
+    resolve_augment(fitted.get("augment"))
     return {**defaults(FolderSettings), **fitted, "name": fitted.get("name") or Path(fitted["folder"]).name}
 
 
@@ -202,7 +202,7 @@ _WHY = "whose rows belong to clients already"
 def _check_function(section: Section) -> Section:
     name = section["name"]
     function = _function(name)
-    partition, shift = partition_named(section.get("partition", "iid")), shift_named(section.get("shift", "none"))
+    partition, shift = find_partition(section.get("partition", "iid")), find_shift(section.get("shift", "none"))
     takers = partition.split, shift.views, function, OwnSettings, load_federation
     besides = (*FROM_CONFIG, *_FOR_POOLS)
     given = {key: value for key, value in section.items() if key != "name"}
@@ -242,7 +242,7 @@ def _federation_of(
         )
     _refuse([key for key in left if key != "augment"], name, "a Federation")
     _check_held_back(returned, f"that {name!r} returns", from_config)
-    return replace(returned, augment=augment_of(left["augment"])) if "augment" in left else returned
+    return replace(returned, augment=resolve_augment(left["augment"])) if "augment" in left else returned
 
 
 def _refuse(keys: Sequence[str], name: object, returned: str) -> None:

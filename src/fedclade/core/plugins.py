@@ -53,9 +53,7 @@ def in_notebook() -> bool:
 
 T = TypeVar("T")
 
-Kind = Literal[
-    "algorithms", "data", "models", "tasks", "partitions", "shifts", "callbacks", "commands", "queries"
-]
+Kind = Literal["algorithms", "data", "models", "tasks", "partitions", "shifts", "callbacks", "commands", "queries"]
 """What packages may add to; the group of its entry points is ``fedclade.<kind>``."""
 
 KINDS: tuple[Kind, ...] = get_args(Kind)

@@ -36,7 +36,8 @@ class Proposal:
     is_fixed
         Whether the client can encode its data by no other schema, because its user declared it.
     word_counts
-        Number of times that each word of the vocabulary, but for the specials, is in the training texts.
+        Number of times that each word of the vocabulary, but for the specials, is in the training
+        texts.
     vocabulary_size
         Largest number of words of a vocabulary, the specials included; 0 without texts.
     """
@@ -48,35 +49,48 @@ class Proposal:
 
     @property
     def structure(self) -> tuple[object, ...]:
-        """All that proposals must have in common to be united; the order of columns does not matter."""
+        """Properties that proposals must share to be united; the order of columns is ignored."""
         columns = sorted((column.name, column.kind) for column in self.schema.inputs)
         has_words = len(self.schema.words) > 0
         return (
             tuple(columns),
             self.schema.target,
             self.schema.task,
-            _label_kind(self.schema),
+            _name_label_kind(self.schema),
             has_words,
             self.vocabulary_size,
         )
 
     def structure_differences(self, other: Proposal) -> list[str]:
         """Return in words how the structure of this client's data differs from that of most."""
-        mine = _without_values(self.schema)
-        theirs = _without_values(other.schema)
+        mine = _remove_values(self.schema)
+        theirs = _remove_values(other.schema)
         found = mine.differences(theirs)
-        label_kinds = _label_kind(self.schema), _label_kind(other.schema)
-        if self.schema.task == other.schema.task and label_kinds[0] != label_kinds[1]:
-            found.append(f"labels are {label_kinds[0]} in its data and {label_kinds[1]} in the others' data")
-        sizes = self.vocabulary_size, other.vocabulary_size
-        if sizes[0] != sizes[1]:
-            found.append(f"vocabulary_size is {sizes[0]} for its data and {sizes[1]} for the others' data")
+        own_labels = _name_label_kind(self.schema)
+        other_labels = _name_label_kind(other.schema)
+        if self.schema.task == other.schema.task and own_labels != other_labels:
+            found.append(
+                f"labels are {own_labels} in its data and {other_labels} in the others' data"
+            )
+        if self.vocabulary_size != other.vocabulary_size:
+            found.append(
+                f"vocabulary_size is {self.vocabulary_size} for its data and "
+                f"{other.vocabulary_size} for the others' data"
+            )
         return found
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """The schema that clients agree on, and the reason why each client that does not fit is refused, by its key."""
+    """The agreed schema.
+
+    Parameters
+    ----------
+    schema
+        The schema.
+    refused
+        Reason for each client that does not fit and is refused, by its key.
+    """
 
     schema: DataSchema
     refused: Mapping[int, str] = field(default_factory=dict[int, str])
@@ -105,7 +119,8 @@ class Encoding:
     is_declared
         Whether the user declared it, so that it tells nothing of the data.
     source
-        The data before it was encoded. None where that is no longer at hand, as for several clients together.
+        The data before it was encoded. None where that is no longer at hand, as for several clients
+        together.
     """
 
     schema: DataSchema
@@ -114,7 +129,7 @@ class Encoding:
 
     @property
     def proposal(self) -> Proposal:
-        """What the client proposes to the others."""
+        """The proposal of the client to the others."""
         if self.is_declared or self.source is None:
             return Proposal(self.schema, is_fixed=True)
         return self.source.propose()
@@ -123,7 +138,7 @@ class Encoding:
         return {**self.__dict__, "source": None}  # other processes do not encode again
 
 
-def encode_by(federation: Federation, schema: DataSchema) -> Federation:
+def encode_federation(federation: Federation, schema: DataSchema) -> Federation:
     """Return a federation of own data, encoded by the schema that all clients agreed on.
 
     Raises
@@ -133,31 +148,38 @@ def encode_by(federation: Federation, schema: DataSchema) -> Federation:
     """
     encoding = federation.encoding
     if encoding is None:
-        raise SchemaError("its data has no named columns and no texts, and the other clients' data has")
+        raise SchemaError(
+            "its data has no named columns and no texts, and the other clients' data has"
+        )
     if schema.completed_by(encoding.schema) == encoding.schema:
         return federation
     if encoding.is_declared or encoding.source is None:
-        raise SchemaError(*explain_differences(encoding.schema, schema.completed_by(encoding.schema)))
+        raise SchemaError(
+            *explain_differences(encoding.schema, schema.completed_by(encoding.schema))
+        )
     encoded = encoding.source.encode(schema)
     # The rows are the same and in the same order; ids and keys may have been changed since.
     return replace(federation, pool=encoded.pool, encoding=encoded.encoding)
 
 
 def explain_differences(schema: DataSchema, agreed: DataSchema) -> tuple[str, str]:
-    """Return how a schema differs from the agreed one, with the values of the data and without them."""
+    """Return the differences from the agreed schema, with values of the data and without."""
     there = "the agreed schema"
     with_values = show_some(schema.differences(agreed, there=there))
-    without = show_some(_without_values(schema).differences(_without_values(agreed), there=there))
+    without = show_some(_remove_values(schema).differences(_remove_values(agreed), there=there))
     rule = "its data is encoded by another schema than the agreed one"
-    return f"{rule}: {with_values}", f"{rule}: {without}" if without else rule
+    if not without:
+        return f"{rule}: {with_values}", rule
+    return f"{rule}: {with_values}", f"{rule}: {without}"
 
 
 def agree(proposals: Mapping[int, Proposal]) -> Agreement:
     """Unite the proposals of clients, given in a fixed order.
 
-    Categories, labels and words are those of all clients. Columns, kinds, target and task are what most clients have;
-    the others are refused, so that a client that is set up wrongly shuts out only itself. Where at least half of the
-    clients declare their schema, the most frequent of these is the agreed one.
+    Categories, labels and words are those of all clients. Columns, kinds, target and task are what
+    most clients have; the others are refused, so that a client that is set up wrongly shuts out
+    only itself. Where at least half of the clients declare their schema, the most frequent of these
+    is the agreed one.
 
     Raises
     ------
@@ -166,9 +188,10 @@ def agree(proposals: Mapping[int, Proposal]) -> Agreement:
     """
     declared = {key: proposal.schema for key, proposal in proposals.items() if proposal.is_fixed}
     if 2 * len(declared) >= len(proposals):
-        return _most_frequent(declared)
+        return _choose_most_frequent(declared)
     structures = Counter(proposal.structure for proposal in proposals.values())
-    ((common, _),) = structures.most_common(1)  # of several, the one that came first
+    # Of several equally frequent structures, the one that came first.
+    ((common, _),) = structures.most_common(1)
     fitting = {key: proposal for key, proposal in proposals.items() if proposal.structure == common}
     first = next(iter(fitting.values()))
     refused: dict[int, str] = {}
@@ -182,21 +205,28 @@ def agree(proposals: Mapping[int, Proposal]) -> Agreement:
         except SchemaError as error:
             refused[key] = str(error)
     if united.words:
-        united = replace(united, words=_frequent_words(fitting, first.vocabulary_size))
-    if united.task == "binary" and isinstance(united.labels, tuple) and len(united.labels) < 2:
-        raise DataError(
-            f"the target {united.target[0]!r} of a binary task should have 2 different values, got "
-            f"{united.label_names[0]!r} alone of all {len(fitting)} clients"
-        )
+        united = replace(united, words=_count_frequent_words(fitting, first.vocabulary_size))
+    _check_binary(united, len(fitting))
     return Agreement(united, refused)
 
 
-def frequent_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Return words and counts, the most frequent first, and words of equal count in alphabetical order."""
+def _check_binary(schema: DataSchema, clients: int) -> None:
+    """Check that the target of a binary task has two values."""
+    if schema.task != "binary" or not isinstance(schema.labels, tuple):
+        return
+    if len(schema.labels) < 2:
+        raise DataError(
+            f"the target {schema.target[0]!r} of a binary task should have 2 different values, got "
+            f"{schema.label_names[0]!r} alone of all {clients} clients"
+        )
+
+
+def sort_by_frequency(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return words and counts, the most frequent first, equal counts in alphabetical order."""
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
-def _most_frequent(declared: Mapping[int, DataSchema]) -> Agreement:
+def _choose_most_frequent(declared: Mapping[int, DataSchema]) -> Agreement:
     ((schema, _),) = Counter(declared.values()).most_common(1)
     refused = {
         key: show_some(other.differences(schema, here="its schema", there="the others' schema"))
@@ -207,7 +237,7 @@ def _most_frequent(declared: Mapping[int, DataSchema]) -> Agreement:
 
 
 def _unite(one: DataSchema, other: DataSchema) -> DataSchema:
-    """Return the first schema, with what the second one has besides; a SchemaError if that is too much."""
+    """Add the values of another schema to the first; a SchemaError if there are too many."""
     others = {column.name: column for column in other.inputs}
     inputs = tuple(_unite_columns(column, others[column.name]) for column in one.inputs)
     labels = one.labels
@@ -223,8 +253,8 @@ def _unite_columns(one: InputColumn, other: InputColumn) -> InputColumn:
     categories = tuple(sorted({*one.categories, *other.categories}))
     if len(categories) > MOST_CATEGORIES:
         raise SchemaError(
-            f"column {one.name!r} would have {len(categories):,} categories with those of this client, at most "
-            f"{MOST_CATEGORIES:,}; leave the column out of 'inputs'"
+            f"column {one.name!r} would have {len(categories):,} categories with those of this "
+            f"client, at most {MOST_CATEGORIES:,}; leave the column out of 'inputs'"
         )
     return replace(one, categories=categories)
 
@@ -239,23 +269,30 @@ def _unite_labels(one: tuple[Label, ...], other: tuple[Label, ...], most: int) -
     return labels
 
 
-def _frequent_words(proposals: Mapping[int, Proposal], size: int) -> tuple[str, ...]:
+def _count_frequent_words(proposals: Mapping[int, Proposal], size: int) -> tuple[str, ...]:
     counts: Counter[str] = Counter()
     for proposal in proposals.values():
         words = proposal.schema.words[len(SPECIALS) :]
         counts.update(dict(zip(words, proposal.word_counts, strict=True)))
-    words = [word for word, _ in frequent_first(counts)]
+    words = [word for word, _ in sort_by_frequency(counts)]
     return (*SPECIALS, *words[: size - len(SPECIALS)])
 
 
-def _without_values(schema: DataSchema) -> DataSchema:
-    """Return a schema without categories, labels and words, and with its columns in alphabetical order."""
-    columns = sorted((replace(column, categories=()) for column in schema.inputs), key=lambda column: column.name)
+def _remove_values(schema: DataSchema) -> DataSchema:
+    """Return a schema without categories, labels and words; columns in alphabetical order."""
+    columns = sorted(
+        (replace(column, categories=()) for column in schema.inputs), key=lambda column: column.name
+    )
     words = SPECIALS if schema.words else ()
     return replace(schema, inputs=tuple(columns), labels=None, words=words)
 
 
-def _label_kind(schema: DataSchema) -> str:
-    if not isinstance(schema.labels, tuple):
-        return "none" if schema.labels is None else "whole numbers from 0"
-    return "names" if isinstance(schema.labels[0], str) else "two numbers"
+def _name_label_kind(schema: DataSchema) -> str:
+    """Return the kind of a schema's labels, for people."""
+    if schema.labels is None:
+        return "none"
+    if isinstance(schema.labels, int):
+        return "whole numbers from 0"
+    if isinstance(schema.labels[0], str):
+        return "names"
+    return "two numbers"

@@ -1,4 +1,4 @@
-"""Numbers and arrays as users have them: converted to what a pool keeps, if that loses nothing, or refused.
+"""Conversion and checks of users' numbers and arrays, and a cache of decoded arrays.
 
 Every function takes ``what`` to call the value in the message of a DataError.
 """
@@ -22,26 +22,48 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.core import IGNORED, ConfigError, DataError, Indices, TaskKind, array_problem, shown, unknown
+from fedclade.core import (
+    IGNORED,
+    ConfigError,
+    DataError,
+    Indices,
+    TaskKind,
+    array_problem,
+    shown,
+    unknown,
+)
 
 # Decoded arrays on disk, so that only the first start decodes.
 
 Arrays = Mapping[str, NDArray[Any]]
 
 CACHE_FORMAT = 1
-"""Part of every key: raise it whenever the same files and options decode to something else than before."""
+"""Part of every key; to be raised if the same files and options decode differently."""
 
 _log = logging.getLogger(__name__)
 
 
-def cached(name: str, key: Mapping[str, object], build: Callable[[], Arrays]) -> Arrays:
-    """Return the arrays that belong to a key: from the cache if they are there, else built and put there.
+def load_cached(name: str, key: Mapping[str, object], build: Callable[[], Arrays]) -> Arrays:
+    """Return the arrays of a key from the cache, or build and store them.
 
-    The key has all that the arrays depend on, as JSON can hold it: files with their :func:`stamps`, options of the
-    decoder. A file of the cache is an uncompressed ``.npz``, whose checksums show whether it is damaged and must be
-    built again. Without a folder that can be written, every start decodes.
+    Parameters
+    ----------
+    name
+        Name of the data.
+    key
+        All that the arrays depend on, as values for JSON: files with their stamps (see
+        :func:`stamp_files`), and options of the decoder.
+    build
+        Builds the arrays.
+
+    Notes
+    -----
+    A file of the cache is an uncompressed ``.npz``. Its checksums show whether it is damaged and
+    must be built again. If the folder cannot be written, every start decodes.
     """
-    digest = hashlib.sha256(json.dumps([CACHE_FORMAT, name, key], sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(
+        json.dumps([CACHE_FORMAT, name, key], sort_keys=True).encode()
+    ).hexdigest()
     path = cache_folder() / f"{name}-{digest[:20]}.npz"
     arrays = _read(path)
     if arrays is None:
@@ -50,8 +72,8 @@ def cached(name: str, key: Mapping[str, object], build: Callable[[], Arrays]) ->
     return arrays
 
 
-def stamps(files: Iterable[Path]) -> list[tuple[str, int, int]]:
-    """Return path, size in bytes and time of the last change in ns of each file, which show that it was replaced."""
+def stamp_files(files: Iterable[Path]) -> list[tuple[str, int, int]]:
+    """Return path, size in bytes and modification time in ns of each file."""
     return [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
 
@@ -77,29 +99,34 @@ def _write(path: Path, arrays: Arrays) -> None:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".writing-") as beside:
             whole = Path(beside) / path.name
             np.savez(whole, allow_pickle=False, **arrays)
-            whole.replace(path)  # in one step: a crash leaves the old file or the new one, never a half
+            whole.replace(
+                path
+            )  # in one step: a crash leaves the old file or the new one, never a half
     except OSError as error:
-        _log.warning("cannot keep decoded data in %s (%s); the next start decodes again", path.parent, error)
+        _log.warning(
+            "cannot keep decoded data in %s (%s); the next start decodes again", path.parent, error
+        )
 
 
 FEW_LABELS = 1000
 """Labels below this number may be as sparse as they like: a model has room for them."""
 
 SPARSEST = 100
-"""So many numbers for each label that occurs are taken for a numbering from 0 on, of which clients lack some."""
+"""Largest ratio of the label numbers to the labels that occur, as clients may lack some."""
 
 MOST_OUTPUTS = 2**24
 """Outputs that a model can have, as a server of a network admits them."""
 
 InputKind = Literal["auto", "numbers", "tokens"]
-"""What inputs are: numbers to compute with, or tokens, which are rows of a table. ``auto``: by their type.
+"""Kind of inputs: numbers, or tokens, which are rows of a table. ``auto``: by their type.
 
-Then bytes are pixels, other whole numbers are tokens if the model takes whole numbers, and all else is numbers.
+Then bytes are pixels, other whole numbers are tokens if the model takes whole numbers, and all else
+is numbers.
 """
 
 
 def as_inputs(x: Any, what: str) -> Tensor:
-    """Return inputs as a pool keeps them: bytes as they are, other whole numbers as int64, the rest as float32."""
+    """Convert inputs: bytes stay, other whole numbers become int64, the rest float32."""
     tensor = _as_tensor(x, what)
     if tensor.dtype == torch.uint8:
         return tensor
@@ -115,8 +142,8 @@ def check_input_kind(kind: InputKind) -> None:
         raise ConfigError(unknown("inputs_are", kind, get_args(InputKind)))
 
 
-def inputs_as(x: Tensor, kind: InputKind, what: str) -> Tensor:
-    """Return inputs as numbers (float32) or as tokens (int64), whatever type they came in; ``auto`` goes by the type.
+def convert_inputs(x: Tensor, kind: InputKind, what: str) -> Tensor:
+    """Convert inputs to numbers (float32) or tokens (int64); with ``auto`` they stay.
 
     Raises
     ------
@@ -127,90 +154,111 @@ def inputs_as(x: Tensor, kind: InputKind, what: str) -> Tensor:
         return x.to(torch.float32)
     if kind == "auto":
         return x
-    whole = (x == x.round()) & (x >= 0) if x.is_floating_point() else x >= 0
-    if not bool(whole.all()):
-        odd = x[~whole].flatten()[0].item()
-        raise DataError(f"{what} should be whole numbers of at least 0 where inputs_are = 'tokens', got {odd}")
+    is_token = x >= 0
+    if x.is_floating_point():
+        is_token &= x == x.round()
+    if not bool(is_token.all()):
+        odd = x[~is_token].flatten()[0].item()
+        raise DataError(
+            f"{what} should be whole numbers of at least 0 where inputs_are = 'tokens', got {odd}"
+        )
     return x.to(torch.int64)
 
 
 def as_targets(y: Any, what: str, task: TaskKind = "classification") -> Tensor:
-    """Return targets as a task has them: labels and tokens as int64, all others as float32.
+    """Convert targets to the type of a task: labels and tokens to int64, others to float32.
 
-    Numbers of any type are accepted if that loses nothing; a column of one number for each example becomes a vector.
+    Numbers of any type are accepted if that loses nothing; a column of one number for each example
+    becomes a vector.
     """
     if task not in _TARGETS:
         raise ConfigError(unknown("task:", task, _TARGETS))
-    tensor, rule = _as_tensor(y, what), _TARGETS[task]
+    tensor = _as_tensor(y, what)
+    rule = _TARGETS[task]
     if tensor.is_complex():
         raise DataError(f"{what} should be {rule}, got {tensor.dtype}")
     if task in ("classification", "language"):
         if tensor.is_floating_point():
-            _require_all(tensor == tensor.round(), tensor, what, f"{rule}; other numbers are targets of a regression")
+            _require_all(
+                tensor == tensor.round(),
+                tensor,
+                what,
+                f"{rule}; other numbers are targets of a regression",
+            )
         return tensor.to(torch.int64)
     numbers = tensor.to(torch.float32)
     if numbers.dim() == 2 and numbers.shape[1] == 1 and task != "multilabel":
         numbers = numbers[:, 0]
     if numbers.dim() not in {"binary": (1,), "multilabel": (2,), "regression": (1, 2)}[task]:
         raise DataError(f"{what} should be {rule}, got shape {list(tensor.shape)}")
-    holds = numbers.isfinite() if task == "regression" else (numbers == 0) | (numbers == 1)
+    holds = (numbers == 0) | (numbers == 1)
+    if task == "regression":
+        holds = numbers.isfinite()
     _require_all(holds, tensor, what, rule)
     return numbers
 
 
-def outputs_of(y: Tensor, task: TaskKind) -> int:
-    """Return how many numbers a model must give for targets: at least as many as there are labels or tokens in them."""
+def count_outputs(y: Tensor, task: TaskKind) -> int:
+    """Return the number of outputs that targets need: labels, tokens, or columns of numbers."""
     if task in ("classification", "language"):
         return int(y.clamp(min=0).max()) + 1 if len(y) else 1
     return 1 if y.dim() == 1 else y.shape[1]
 
 
 def check_numbering(y: Tensor, what: str, task: TaskKind) -> None:
-    """Check that labels are numbered from 0 on, by and large: a model gets an output for each number up to the last.
+    """Check that labels are numbered from 0: a model has an output for each number.
 
     Raises
     ------
     DataError
-        If the last is at least :data:`FEW_LABELS`, and not even one in :data:`SPARSEST` numbers up to it is a label.
+        If the last is at least :data:`FEW_LABELS`, and not even one in :data:`SPARSEST` numbers up
+        to it is a label.
     """
     if task != "classification" or not len(y) or (last := int(y.max())) < FEW_LABELS:
         return
     different = len(torch.unique(y[y >= 0]))
     if last + 1 > SPARSEST * different:
         raise DataError(
-            f"{what} go up to {last:,}, but only {different:,} different ones occur, and a model has an output for "
-            f"each number from 0 on; number them anew, as numpy.unique(labels, return_inverse=True) does, or give them "
-            "as texts; if there are really so many, say how many labels there are"
+            f"{what} go up to {last:,}, but only {different:,} different ones occur, and a model "
+            "has an output for each number from 0 on; number them anew, as numpy.unique(labels, "
+            "return_inverse=True) does, or give them as texts; if there are really so many, say "
+            "how many labels there are"
         )
 
 
 def require_outputs(outputs: int, what: str) -> None:
-    """Check that a model with so many outputs could be built; a DataError if not."""
+    """Check that a model can have this number of outputs; a DataError if not."""
     if not 1 <= outputs <= MOST_OUTPUTS:
         raise DataError(
-            f"{what} should be from 1 to {MOST_OUTPUTS:,}, as a model has one for each label, got {outputs:,}; number "
-            "the labels from 0 on, as numpy.unique(labels, return_inverse=True) does"
+            f"{what} should be from 1 to {MOST_OUTPUTS:,}, as a model has one for each label, got "
+            f"{outputs:,}; number the labels from 0 on, as numpy.unique(labels, "
+            "return_inverse=True) does"
         )
 
 
-def groups_of(y: Tensor, task: TaskKind) -> Indices:
-    """Return what a partition by label goes by: the label, or 0 where targets are no labels."""
-    has_labels = task in ("classification", "binary")
-    return (y if has_labels else torch.zeros(len(y))).to(torch.int64).numpy()
+def group_by_label(y: Tensor, task: TaskKind) -> Indices:
+    """Return the groups of a partition by label: the labels, or 0 if targets are no labels."""
+    if task in ("classification", "binary"):
+        return y.to(torch.int64).numpy()
+    return np.zeros(len(y), dtype=np.int64)
 
 
 def as_indices(values: Any, what: str) -> Indices:
-    """Return indices as an int64 array: the same one if it is that already."""
+    """Convert indices to an int64 array, without a copy if they are one."""
     array = as_array(values, what)
     if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
-        raise DataError(f"{what} should be whole numbers, one behind the other, got {array.dtype} {list(array.shape)}")
+        raise DataError(
+            f"{what} should be an array [n] of whole numbers, got {array.dtype} {list(array.shape)}"
+        )
     return array.astype(np.int64, copy=False)
 
 
 def check_range(indices: Indices, count: int, what: str) -> None:
     """Check that indices into ``count`` examples are in range."""
     if len(indices) and not (indices.min() >= 0 and indices.max() < count):
-        raise DataError(f"{what} should lie in 0 .. {count - 1}, got {indices.min()} .. {indices.max()}")
+        raise DataError(
+            f"{what} should lie in 0 .. {count - 1}, got {indices.min()} .. {indices.max()}"
+        )
 
 
 def whole_number(value: Any, what: str) -> int:
@@ -226,7 +274,9 @@ def check_name(name: Any, what: str) -> None:
     try:
         str.encode(name)
     except (TypeError, UnicodeEncodeError):
-        raise DataError(f"{what} should be a string that UTF-8 can write, got {shown(name)}") from None
+        raise DataError(
+            f"{what} should be a string that UTF-8 can write, got {shown(name)}"
+        ) from None
 
 
 _TARGETS: Mapping[TaskKind, str] = {
@@ -239,23 +289,29 @@ _TARGETS: Mapping[TaskKind, str] = {
 
 
 def _require_all(holds: Tensor, values: Tensor, what: str, rule: str) -> None:
-    """Check that all of some values hold; name the first that does not, and where it is."""
+    """Check that all values fulfil a rule; name the first that does not, and its place."""
     if bool(holds.all()):
         return
     row, *column = (~holds).nonzero()[0].tolist()
     value = float(values.reshape(holds.shape)[(row, *column)])
-    where = f"example {row}" + (f", column {column[0]}" if column else "")
-    head, _, tail = rule.partition("; ")
-    raise DataError(f"{what} should be {head}, got {value} in {where}" + (f"; {tail}" if tail else ""))
+    where = f"example {row}"
+    if column:
+        where += f", column {column[0]}"
+    requirement, separator, advice = rule.partition("; ")
+    raise DataError(f"{what} should be {requirement}, got {value} in {where}{separator}{advice}")
 
 
 def as_array(values: Any, what: str) -> NDArray[Any]:
-    """Return values as an array of NumPy; a DataError if they cannot be read, or masked values would be lost."""
+    """Convert values to an array of NumPy; a DataError if that is not possible without loss."""
     check_kind(values, what)
     try:
-        return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+        if isinstance(values, Tensor):
+            values = values.detach().cpu()
+        return np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{what} should be numbers, got {type(values).__name__}: {error}") from error
+        raise DataError(
+            f"{what} should be numbers, got {type(values).__name__}: {error}"
+        ) from error
 
 
 def check_kind(values: Any, what: str) -> None:
@@ -265,9 +321,13 @@ def check_kind(values: Any, what: str) -> None:
 
 
 def _as_tensor(values: Any, what: str) -> Tensor:
+    """Convert values to a tensor on the CPU; a DataError if that is not possible."""
     check_kind(values, what)
     try:
-        own = isinstance(values, Tensor) or not hasattr(values, "__array__")
-        return torch.as_tensor(values if own else np.asarray(values)).detach().cpu()
+        if not isinstance(values, Tensor) and hasattr(values, "__array__"):
+            values = np.asarray(values)
+        return torch.as_tensor(values).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{what} should be a tensor or an array, got {type(values).__name__}: {error}") from error
+        raise DataError(
+            f"{what} should be a tensor or an array, got {type(values).__name__}: {error}"
+        ) from error

@@ -105,25 +105,33 @@ class Notation:
 
     @staticmethod
     def checks(decimal: str | None, dates: str | None) -> list[Check]:
-        """Return what :func:`~fedclade.core.require` checks of a notation."""
+        """Return the checks of a notation for :func:`~fedclade.core.require`."""
         is_mark = decimal is None or decimal in DECIMAL_MARKS
         is_format = dates is None or _is_date_format(dates)
-        formats = "a format with day, month and year in the codes of Python's strptime, such as '%d.%m.%Y'"
-        return [("decimal", decimal, is_mark, "'.' or ','"), ("dates", dates, is_format, formats)]
+        format_rule = (
+            "a format with day, month and year in the codes of Python's strptime, such as "
+            "'%d.%m.%Y'"
+        )
+        return [
+            ("decimal", decimal, is_mark, "'.' or ','"),
+            ("dates", dates, is_format, format_rule),
+        ]
 
     def readings(self, texts: Texts) -> list[Reading]:
-        """Return the possible readings of all texts of a column: none if they are neither numbers nor dates."""
+        """Return the possible readings of a column; none for other texts than numbers or dates."""
         unique = texts.dictionary_encode()
-        found = self._readings_of(unique.dictionary)
+        found = self._read_unique(unique.dictionary)
         return [replace(reading, values=reading.values.take(unique.indices)) for reading in found]
 
-    def _readings_of(self, unique: Texts) -> list[Reading]:
+    def _read_unique(self, unique: Texts) -> list[Reading]:
         marks = DECIMAL_MARKS if self.decimal is None else (self.decimal,)
         numbers = [(mark, read_numbers(unique, mark)) for mark in marks]
-        fitting = [Reading("number", mark, mark, values) for mark, values in numbers if values is not None]
-        return fitting or self._date_readings(unique)
+        fitting = [
+            Reading("number", mark, mark, values) for mark, values in numbers if values is not None
+        ]
+        return fitting or self._read_dates(unique)
 
-    def _date_readings(self, unique: Texts) -> list[Reading]:
+    def _read_dates(self, unique: Texts) -> list[Reading]:
         texts: list[str] = unique.to_pylist()
         if not texts:
             return []
@@ -134,25 +142,31 @@ class Notation:
         days = _parse_iso_dates(unique)
         if days is not None:
             return [Reading("date", "year, month, day", "%Y-%m-%d", days)]
-        parsed = [(order, form, _parse_dates(texts, form)) for order, form in _date_formats(texts)]
-        return [Reading("date", order, form, days) for order, form, days in parsed if days is not None]
+        parsed = [
+            (order, form, _parse_dates(texts, form)) for order, form in _list_date_formats(texts)
+        ]
+        return [
+            Reading("date", order, form, days) for order, form, days in parsed if days is not None
+        ]
 
 
 def arrow_compute() -> Any:
-    """Return ``pyarrow.compute``, whose functions are made when it is imported, so that no type checker knows them."""
+    """Return ``pyarrow.compute``, untyped: it creates its functions when it is imported."""
     import pyarrow.compute
 
     return pyarrow.compute
 
 
 def read_numbers(texts: Texts, mark: str) -> Any:
-    """Return texts as numbers with a decimal mark, as an Arrow array of int64 or float64; None if one is no number."""
+    """Convert texts to numbers, as an Arrow array of int64 or float64; None if one is no number."""
     import pyarrow as pa
 
     pc = arrow_compute()
     if not len(texts) or not pc.all(are_numbers(texts, mark)).as_py():
         return None
-    plain = pc.replace_substring_regex(pc.utf8_trim_whitespace(texts), f"[{_GROUP_SEPARATORS[mark]}+]", "")
+    plain = pc.replace_substring_regex(
+        pc.utf8_trim_whitespace(texts), f"[{_GROUP_SEPARATORS[mark]}+]", ""
+    )
     plain = pc.replace_substring(pc.replace_substring(plain, _MINUS, "-"), mark, ".")
     if pc.all(pc.match_substring_regex(plain, r"^-?\d{1,18}$")).as_py():
         return plain.cast(pa.int64())
@@ -163,21 +177,28 @@ def are_numbers(texts: Texts, mark: str) -> Any:
     """Return which texts are numbers with a decimal mark, perhaps with groups of three digits."""
     pc = arrow_compute()
     # A number that begins with 0 has no groups: 0,123 has a decimal comma.
-    grouped = "|".join(rf"[1-9]\d{{0,2}}(?:{re.escape(each)}\d{{3}})+" for each in _GROUP_SEPARATORS[mark])
+    grouped = "|".join(
+        rf"[1-9]\d{{0,2}}(?:{re.escape(each)}\d{{3}})+" for each in _GROUP_SEPARATORS[mark]
+    )
     fraction = rf"{re.escape(mark)}\d+"
-    pattern = rf"^\s*[-+{_MINUS}]?(?:(?:\d+|{grouped})(?:{fraction})?|{fraction})(?:[eE][-+]?\d+)?\s*$"
+    pattern = (
+        rf"^\s*[-+{_MINUS}]?(?:(?:\d+|{grouped})(?:{fraction})?|{fraction})(?:[eE][-+]?\d+)?\s*$"
+    )
     return pc.match_substring_regex(texts, pattern)
 
 
 def first_other_text(column: Any) -> tuple[int, str] | None:
-    """Return the row, from 1 on, of the first text that is neither empty nor a number, and the text."""
+    """Return row (from 1) and text of the first cell that is neither empty nor a number."""
     pc = arrow_compute()
     texts = as_strings(column)
     is_other = is_present(texts)
     for mark in DECIMAL_MARKS:
         is_other = pc.and_(is_other, pc.invert(are_numbers(texts, mark)))
     rows = np.flatnonzero(is_other.to_numpy(zero_copy_only=False))
-    return (int(rows[0]) + 1, texts[int(rows[0])].as_py()) if len(rows) else None
+    if len(rows) == 0:
+        return None
+    row = int(rows[0])
+    return row + 1, texts[row].as_py()
 
 
 def as_strings(column: Any) -> Texts:
@@ -200,32 +221,37 @@ def is_present(texts: Texts) -> Any:
 
 
 def look_like_dates(texts: Sequence[str]) -> NDArray[np.bool_]:
-    """Return which texts have the look of a date with numbers, whether there is such a day or not."""
+    """Return whether each text looks like a date of numbers, possibly of a day that is none."""
     return np.array([_DATE.fullmatch(text.strip()) is not None for text in texts], dtype=bool)
 
 
 def short_date_format(texts: Sequence[str]) -> str | None:
-    """Return the format that all texts fit if they are dates with years of two digits, else None."""
+    """Return the format of dates with years of two digits; None if not all texts have one."""
     match = _DATE.fullmatch(texts[0].strip()) if texts else None
     if match is None or max(len(match[1]), len(match[4])) > 2:
         return None
-    separator, clock = match[2], _clock_format(match[5])
+    separator = match[2]
+    clock = _detect_clock_format(match[5])
     orders = ("%d{0}%m{0}%y", "%m{0}%d{0}%y", "%y{0}%m{0}%d")
     formats = [order.format(separator) + clock for order in orders if clock is not None]
     return next((each for each in formats if _parse_dates(texts, each) is not None), None)
 
 
-def _date_formats(texts: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the formats that the first text of a column of dates may have, each after the order of its parts."""
+def _list_date_formats(texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Return possible formats of the dates of a column by its first text, after their order."""
     first = texts[0].strip()
     named = _NAMED_MONTH.fullmatch(first)
     if named is not None:
-        clock, month = _clock_format(named[3]), "%b" if len(named[2]) == 3 else "%B"
-        return [] if clock is None else [("day, month, year", f"%d{named[1]}{month}{named[1]}%Y{clock}")]
+        clock = _detect_clock_format(named[3])
+        if clock is None:
+            return []
+        month = "%b" if len(named[2]) == 3 else "%B"
+        return [("day, month, year", f"%d{named[1]}{month}{named[1]}%Y{clock}")]
     match = _DATE.fullmatch(first)
     if match is None:
         return []
-    separator, clock = match[2], _clock_format(match[5])
+    separator = match[2]
+    clock = _detect_clock_format(match[5])
     if clock is None:
         return []
     orders = {"day, month, year": "%d{0}%m{0}%Y", "year, month, day": "%Y{0}%m{0}%d"}
@@ -234,8 +260,8 @@ def _date_formats(texts: Sequence[str]) -> list[tuple[str, str]]:
     return [(order, template.format(separator) + clock) for order, template in orders.items()]
 
 
-def _clock_format(text: str) -> str | None:
-    """Return the format of what follows a date: nothing or a time of the day; None if it is neither."""
+def _detect_clock_format(text: str) -> str | None:
+    """Return the format of the time after a date; empty if there is none, None if it is none."""
     if not text:
         return ""
     match = _TIME.fullmatch(text)
@@ -243,23 +269,26 @@ def _clock_format(text: str) -> str | None:
         return None
     seconds = ":%S" if match[2] else ""
     if match[3]:
-        return f"{match[1]}%I:%M{seconds}{' ' if match[3].startswith(' ') else ''}%p"
+        space = " " if match[3].startswith(" ") else ""
+        return f"{match[1]}%I:%M{seconds}{space}%p"
     return f"{match[1]}%H:%M{seconds}"
 
 
 def _parse_dates(texts: Sequence[str], date_format: str) -> Any:
-    """Return dates as days since 1970-01-01, as an Arrow array of float64; None if one does not have the format."""
+    """Convert dates to days since 1970-01-01 (float64); None if one has another format."""
     import pyarrow as pa
 
     try:
         moments = [datetime.strptime(text.strip(), date_format) for text in texts]
     except ValueError:
         return None
-    return pa.array((np.array(moments, dtype="M8[us]") - np.datetime64(0, "us")) / np.timedelta64(1, "D"))
+    return pa.array(
+        (np.array(moments, dtype="M8[us]") - np.datetime64(0, "us")) / np.timedelta64(1, "D")
+    )
 
 
 def _parse_iso_dates(texts: Texts) -> Any:
-    """Return dates as ISO 8601 has them as days since 1970-01-01; None if one is in another format."""
+    """Convert ISO 8601 dates to days since 1970-01-01; None if one has another format."""
     import pyarrow as pa
 
     for zone in (None, "UTC"):

@@ -106,7 +106,9 @@ def bounded(replies: Sequence[Statistics], largest_weight: float) -> list[Statis
     if len(replies) < 3:
         return list(replies)
     most = largest_weight * median_low([found.count for found in replies])
-    replies = [found.with_count(math.floor(most)) if found.count > most else found for found in replies]
+    replies = [
+        found.with_count(math.floor(most)) if found.count > most else found for found in replies
+    ]
     means = torch.stack([found.means for found in replies])
     stds = torch.stack([(found.squares / found.count).sqrt() for found in replies])
     if not means.numel():
@@ -151,7 +153,7 @@ class StatisticsQuery(DataQuery[Statistics]):
 
     def answer_all(self, clients: LocalClients) -> Statistics:
         """Return the statistics of all clients of this process that are queried."""
-        return statistics(clients.federation, self)
+        return compute_statistics(clients.federation, self)
 
     def merge(self, parts: Sequence[tuple[Sequence[int], Statistics]]) -> Statistics:
         """Return the statistics of all parts together."""
@@ -167,20 +169,24 @@ class StatisticsQuery(DataQuery[Statistics]):
         return replace(reply, means=means, labels=labels)
 
 
-def statistics(federation: Federation, query: StatisticsQuery) -> Statistics:
+def compute_statistics(federation: Federation, query: StatisticsQuery) -> Statistics:
     """Return the statistics of the queried clients, with inputs as they were before scaling."""
     table = federation.clients
     if isinstance(table, ClientTable) and not query.inputs:
-        return _counted_in_table(federation, table, query)
-    found = [_of_client(federation, federation.by_id[client], query) for client in query.ids]
+        return _count_labels_in_table(federation, table, query)
+    found = [_summarize_client(federation, federation.by_id[client], query) for client in query.ids]
     return reduce(Statistics.plus, found)
 
 
-def _of_client(federation: Federation, data: ClientData, query: StatisticsQuery) -> Statistics:
+def _summarize_client(
+    federation: Federation, data: ClientData, query: StatisticsQuery
+) -> Statistics:
     pool = federation.pool
     found = Statistics(len(data.train))
     if query.inputs:
-        found = of_inputs(unscaled(pool.x[all_rows(data)], pool.columns), len(data.train))
+        found = summarize_inputs(
+            undo_scaling(pool.x[list_rows(data)], pool.columns), len(data.train)
+        )
     if query.labels:
         seen = data.labels(pool.y[torch.from_numpy(data.train)]).long()
         counts = torch.bincount(seen[seen != IGNORED], minlength=query.labels)
@@ -188,7 +194,9 @@ def _of_client(federation: Federation, data: ClientData, query: StatisticsQuery)
     return found
 
 
-def _counted_in_table(federation: Federation, table: ClientTable, query: StatisticsQuery) -> Statistics:
+def _count_labels_in_table(
+    federation: Federation, table: ClientTable, query: StatisticsQuery
+) -> Statistics:
     """Return how many training examples, and of which labels, clients in a table have."""
     places = table.positions.of(query.ids)
     count = int(table.train.counts[places].sum())
@@ -196,12 +204,12 @@ def _counted_in_table(federation: Federation, table: ClientTable, query: Statist
         return Statistics(count)
     labels = torch.zeros(query.labels, dtype=torch.int64)
     for some in np.array_split(places, -(-len(places) // CLIENTS_AT_A_TIME)):
-        seen = _labels_seen(federation, table, some)
+        seen = _list_labels(federation, table, some)
         labels += torch.bincount(seen[seen != IGNORED], minlength=query.labels)
     return Statistics(count, labels=labels)
 
 
-def _labels_seen(federation: Federation, table: ClientTable, places: Any) -> Tensor:
+def _list_labels(federation: Federation, table: ClientTable, places: Any) -> Tensor:
     """Return the training labels of some clients of a table, as these see them."""
     seen = federation.pool.y[torch.from_numpy(table.train.rows(places))].long()
     if table.label_maps is None or table.view is None:
@@ -212,7 +220,7 @@ def _labels_seen(federation: Federation, table: ClientTable, places: Any) -> Ten
     return torch.where((view >= 0) & (seen != IGNORED), mapped, seen)
 
 
-def of_inputs(x: Tensor, count: int) -> Statistics:
+def summarize_inputs(x: Tensor, count: int) -> Statistics:
     """Return statistics of one client's inputs ``[n, F]``.
 
     Only the first ``count`` rows are training data.
@@ -223,12 +231,12 @@ def of_inputs(x: Tensor, count: int) -> Statistics:
     return Statistics(count, mean, (x - mean).square().sum(0), numbers)
 
 
-def all_rows(client: ClientData) -> Tensor:
+def list_rows(client: ClientData) -> Tensor:
     """Return the rows of the pool that a client has, those for training first."""
     return torch.from_numpy(np.concatenate([client.train, client.validation, client.test]))
 
 
-def unscaled(x: Tensor, columns: Columns | None) -> Tensor:
+def undo_scaling(x: Tensor, columns: Columns | None) -> Tensor:
     """Return inputs ``[n, F]`` as they were before they were scaled."""
     if columns is None or columns.mean is None or columns.std is None:
         return x

@@ -1,7 +1,7 @@
-"""Data made up of concepts that drift: SEA, SINE and CIRCLE (Jothimurugesan et al. 2023, section 6).
+"""Synthetic data: SEA, SINE and CIRCLE, whose concepts drift, and planted clusters.
 
-In every time step each client draws new examples of the concept that a pattern gives it, and is tested on those that it
-trains on in the next step, as in the authors' code.
+In every time step each client draws new examples of the concept that a pattern gives it, and is
+tested on those that it trains on in the next step, as in the authors' code.
 """
 
 from __future__ import annotations
@@ -18,31 +18,32 @@ from numpy.typing import NDArray
 
 from fedclade.core import checked, require, rng
 from fedclade.data.client_data import ClientData, Stage
-from fedclade.data.drift import concepts_of
+from fedclade.data.drift import read_concepts
 from fedclade.data.federation import Federation
 from fedclade.data.folder_writing import ClientBlock, OnClients, write_folder
 from fedclade.data.pool import Pool
 
-# Planted clusters at any scale: made up block by block, so that a million clients need no more
+# Planted clusters at any scale, generated block by block, so that a million clients need no more
 # memory than a few.
 
 BLOCK = 4096
-"""Clients that are made up together, from a key of their own."""
+"""Number of clients that are generated together, from a key of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlantedSettings:
-    """Clients in clusters, each with a linear concept of its own.
+    """Settings of planted clusters, each with a linear concept of its own.
 
-    A client of cluster ``k`` has inputs ``x ~ N(0, I)``, float32 ``[features]``, and labels ``argmax(W_k x)``, of which
-    a ``noise`` part is replaced by labels drawn at random; ``W_k [labels, features] ~ N(0, 1)``. Its number of training
-    examples is ``⌊least · u^(-1 / (zipf - 1))⌋``, ``u`` uniform in (0, 1], and at most ``most``: the continuous Zipf
-    law, of which client sizes have a share falling as ``size^-zipf``.
+    A client of cluster ``k`` has inputs ``x ~ N(0, I)``, float32 ``[features]``, and labels
+    ``argmax(W_k x)``, of which a ``noise`` part is replaced by labels drawn at random; ``W_k
+    [labels, features] ~ N(0, 1)``. Its number of training examples is ``⌊least · u^(-1 / (zipf -
+    1))⌋``, ``u`` uniform in (0, 1], and at most ``most``: the continuous Zipf law, of which client
+    sizes have a share falling as ``size^-zipf``.
 
     Parameters
     ----------
     clients, clusters
-        How many; each client's cluster is drawn.
+        Number of clients and of clusters; each client's cluster is drawn.
     features, labels
         Length of an input, and number of labels.
     least, most, zipf
@@ -86,9 +87,16 @@ class PlantedSettings:
     @property
     def pool(self) -> Pool:
         """An empty pool of such examples."""
-        none = np.empty(0, dtype=np.int64)
-        x, y = torch.empty(0, self.features), torch.empty(0, dtype=torch.int64)
-        return Pool("planted", x, y, none, none, none, outputs=self.labels)
+        nothing = np.empty(0, dtype=np.int64)
+        return Pool(
+            "planted",
+            x=torch.empty(0, self.features),
+            y=torch.empty(0, dtype=torch.int64),
+            groups=nothing,
+            train=nothing,
+            test=nothing,
+            outputs=self.labels,
+        )
 
     def concepts(self, seed: int) -> NDArray[np.float32]:
         """Return the concept of each cluster, ``W [clusters, labels, features]``."""
@@ -96,60 +104,90 @@ class PlantedSettings:
         return rng.generator(seed, "planted concepts").standard_normal(shape, dtype=np.float32)
 
     def blocks(self, seed: int) -> Iterator[ClientBlock]:
-        """Make the clients up; client ``i`` is the same however many there are."""
+        """Generate the clients in blocks; client ``i`` does not depend on their number."""
         concepts = self.concepts(seed)
         for number, first in enumerate(range(0, self.clients, BLOCK)):
-            draws = partial(_draws, seed, number)
-            yield self._block(min(BLOCK, self.clients - first), concepts, draws)
+            make_generator = partial(_make_generator, seed, number)
+            clients = min(BLOCK, self.clients - first)
+            yield self._generate_block(clients, concepts, make_generator)
 
-    def _block(
-        self, clients: int, concepts: NDArray[np.float32], draws: Callable[[str], np.random.Generator]
+    def _generate_block(
+        self,
+        clients: int,
+        concepts: NDArray[np.float32],
+        make_generator: Callable[[str], np.random.Generator],
     ) -> ClientBlock:
-        # How much each has is drawn for the whole block, and cut, so that the last block's are those of a full one.
-        clusters = draws("planted clusters").integers(self.clusters, size=BLOCK)[:clients]
-        u = 1 - draws("planted sizes").random(BLOCK)[:clients]
-        train = np.minimum(self.least * u ** (-1 / (self.zipf - 1)), self.most).astype(np.int64)
-        counts = np.stack([train, np.full(clients, self.validation), np.full(clients, self.test)], axis=1)
-        total, draw = int(counts.sum()), draws("planted examples")
+        """Generate one block of clients."""
+        # Clusters and sizes are drawn for a full block and cut, so that they are the same in a
+        # shorter last block.
+        clusters = make_generator("planted clusters").integers(self.clusters, size=BLOCK)
+        clusters = clusters[:clients]
+        u = 1 - make_generator("planted sizes").random(BLOCK)[:clients]
+        sizes = self.least * u ** (-1 / (self.zipf - 1))
+        train = np.minimum(sizes, self.most).astype(np.int64)
+        validation = np.full(clients, self.validation)
+        test = np.full(clients, self.test)
+        counts = np.stack([train, validation, test], axis=1)
+        total = int(counts.sum())
+        draw = make_generator("planted examples")
         x = draw.standard_normal((total, self.features), dtype=np.float32)
-        cluster = clusters.repeat(counts.sum(1))
+        cluster_of = clusters.repeat(counts.sum(1))
         y = np.empty(total, dtype=np.int64)
-        for k, concept in enumerate(concepts):
-            mine = cluster == k
-            y[mine] = (x[mine] @ concept.T).argmax(1)
-        chance = draws("planted noise").random((total, 2))
-        odd = chance[:, 0] < self.noise
-        y[odd] = (chance[odd, 1] * self.labels).astype(np.int64)
+        for cluster, concept in enumerate(concepts):
+            rows = cluster_of == cluster
+            y[rows] = (x[rows] @ concept.T).argmax(1)
+        chance = make_generator("planted noise").random((total, 2))
+        is_noise = chance[:, 0] < self.noise
+        y[is_noise] = (chance[is_noise, 1] * self.labels).astype(np.int64)
         return ClientBlock(torch.from_numpy(x), torch.from_numpy(y), counts, clusters=clusters)
 
 
-def _draws(seed: int, block: int, what: str) -> np.random.Generator:
+def _make_generator(seed: int, block: int, what: str) -> np.random.Generator:
+    """Return the generator of one kind of draws in a block."""
     return rng.generator(seed, what, block)
 
 
 def write_planted(
-    folder: str | Path, settings: PlantedSettings, seed: int = 0, on_clients: OnClients | None = None
+    folder: str | Path,
+    settings: PlantedSettings,
+    seed: int = 0,
+    on_clients: OnClients | None = None,
 ) -> str:
-    """Write planted clusters to a folder, see :func:`~fedclade.data.write_folder`; return their description."""
+    """Write planted clusters to a folder, and return their description."""
     clusters = f"{settings.clusters} cluster{'s' if settings.clusters > 1 else ''}"
     description = f"planted, {settings.clients} clients, {clusters}"
-    write_folder(folder, settings.pool, settings.blocks(seed), description=description, on_clients=on_clients)
+    write_folder(
+        folder, settings.pool, settings.blocks(seed), description=description, on_clients=on_clients
+    )
     return description
 
 
 Points = NDArray[np.float64]
 
 THRESHOLDS = (8.0, 9.0, 7.0, 9.5)
-"""θ of SEA's concepts (Street and Kim 2001). To the authors' files 8, 9, 7 and 9 fit best: their fourth is the second.
+"""θ of SEA's concepts (Street and Kim 2001). To the authors' files 8, 9, 7 and 9 fit best: their
+fourth is the second.
 """
 
 CIRCLES = ((0.2, 0.5, 0.15), (0.6, 0.5, 0.25))
 """Centre and radius of CIRCLE's concepts."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Kind:
-    """One of the data sets: its inputs lie in a cube, and a concept says which of them have label 1."""
+    """Data set with inputs in a cube; a concept determines the inputs with label 1.
+
+    Parameters
+    ----------
+    features, largest
+        Number of inputs of an example, and their largest value.
+    concepts
+        Number of concepts.
+    noise
+        Usual fraction of flipped labels.
+    is_one
+        Returns whether inputs ``[n, features]`` have label 1 by a concept.
+    """
 
     features: int
     largest: float
@@ -172,9 +210,9 @@ def _circle(x: Points, concept: int) -> NDArray[np.bool_]:
 
 
 KINDS: Mapping[str, _Kind] = {
-    "sea": _Kind(3, 10, len(THRESHOLDS), 0.1, _sea),
-    "sine": _Kind(2, 1, 2, 0.0, _sine),
-    "circle": _Kind(2, 1, len(CIRCLES), 0.0, _circle),
+    "sea": _Kind(features=3, largest=10, concepts=len(THRESHOLDS), noise=0.1, is_one=_sea),
+    "sine": _Kind(features=2, largest=1, concepts=2, noise=0.0, is_one=_sine),
+    "circle": _Kind(features=2, largest=1, concepts=len(CIRCLES), noise=0.0, is_one=_circle),
 }
 
 
@@ -190,27 +228,29 @@ def concepts(
     noise: float | None = None,
     seed: int = 0,
 ) -> Federation:
-    """Return clients whose concepts drift; in a config it is ``name = "fedclade.data:concepts"``.
+    """Build a federation with drifting concepts: ``name = "fedclade.data:concepts"`` in a config.
 
-    - ``sea``: three numbers uniform in [0, 10], of label 1 if the second and the third come to more than θ; four
-      concepts, each with a θ of its own.
-    - ``sine``: points of the unit square, of label 1 up to the curve x₂ = sin x₁; in the second concept reversed.
-    - ``circle``: points of the unit square, of label 1 outside a circle, another one in each of two concepts.
+    - ``sea``: three numbers uniform in [0, 10], of label 1 if the second and the third come to more
+      than θ; four concepts, each with a θ of its own.
+    - ``sine``: points of the unit square, of label 1 up to the curve x₂ = sin x₁; in the second
+      concept reversed.
+    - ``circle``: points of the unit square, of label 1 outside a circle, another one in each of two
+      concepts.
 
     Parameters
     ----------
     kind
-        Which of them.
+        Name of the data set.
     clients, samples
-        How many clients, and how many training examples each has in a time step.
+        Number of clients, and of training examples of each in a time step.
     steps, step_rounds
-        How many time steps, each a stage, and how many communication rounds each lasts.
+        Number of time steps, each a stage, and of communication rounds in each.
     pattern
-        The concept of each client in each step: as in :class:`~fedclade.data.Drift`, with one more row than steps, for
-        the tests of the last.
+        The concept of each client in each step: as in :class:`~fedclade.data.Drift`, with one more
+        row than steps, for the tests of the last.
     noise
-        Share of the labels that are flipped, in [0, 1); by default a tenth for ``sea``, as in the authors' files, and
-        none for the others.
+        Share of the labels that are flipped, in [0, 1); by default a tenth for ``sea``, as in the
+        authors' files, and none for the others.
 
     Raises
     ------
@@ -225,24 +265,56 @@ def concepts(
         ("step_rounds", step_rounds, step_rounds >= 1, "at least 1"),
         ("noise", noise, noise is None or 0 <= noise < 1, "in [0, 1)"),
     )
-    made, rows = KINDS[kind], concepts_of(pattern, steps + 1, clients)[: steps + 1]
-    flips = made.noise if noise is None else noise
-    largest = max(map(max, rows))
-    require(("pattern", pattern, largest < made.concepts, f"of the {made.concepts} concepts of {kind!r}"))
-    x, y = np.empty((steps + 1, clients, samples, made.features)), np.empty((steps + 1, clients, samples), dtype=bool)
+    data_kind = KINDS[kind]
+    rows = read_concepts(pattern, steps + 1, clients)[: steps + 1]
+    largest = max(max(row) for row in rows)
+    rule = f"of the {data_kind.concepts} concepts of {kind!r}"
+    require(("pattern", pattern, largest < data_kind.concepts, rule))
+    flipped = data_kind.noise if noise is None else noise
+    x = np.empty((steps + 1, clients, samples, data_kind.features))
+    y = np.empty((steps + 1, clients, samples), dtype=bool)
     for step, row in enumerate(rows):
         for client, concept in enumerate(row):
             draw = rng.generator(seed, kind, step, client)
-            x[step, client] = draw.uniform(0, made.largest, (samples, made.features))
-            y[step, client] = made.is_one(x[step, client], concept) != (draw.random(samples) < flips)
-    labels, place = y.reshape(-1).astype(np.int64), np.arange(y.size).reshape(y.shape)
-    points = torch.from_numpy(x.reshape(-1, made.features).astype(np.float32))
-    pool = Pool(kind, points, torch.from_numpy(labels), labels, np.arange(y.size), np.arange(0), 2)
+            points = draw.uniform(0, data_kind.largest, (samples, data_kind.features))
+            is_flipped = draw.random(samples) < flipped
+            x[step, client] = points
+            y[step, client] = data_kind.is_one(points, concept) != is_flipped
+    labels = y.reshape(-1).astype(np.int64)
+    nothing = np.arange(0)
+    pool = Pool(
+        kind,
+        x=torch.from_numpy(x.reshape(-1, data_kind.features).astype(np.float32)),
+        y=torch.from_numpy(labels),
+        groups=labels,
+        train=np.arange(y.size),
+        test=nothing,
+        outputs=2,
+    )
+    places = np.arange(y.size).reshape(y.shape)
 
-    def held(step: int) -> tuple[tuple[ClientData, ...], dict[int, int]]:
-        none, now, ahead = np.arange(0), place[step], place[step + 1]
-        members = (ClientData(i, f"client-{i}", i, now[i], none, ahead[i]) for i in range(clients))
-        return tuple(members), dict(enumerate(rows[step]))
+    def build_clients(step: int) -> tuple[ClientData, ...]:
+        """Return the clients of a time step, tested on the examples of the next step."""
+        return tuple(
+            ClientData(
+                client,
+                name=f"client-{client}",
+                key=client,
+                train=places[step, client],
+                validation=nothing,
+                test=places[step + 1, client],
+            )
+            for client in range(clients)
+        )
 
-    stages = tuple(Stage(1 + step * step_rounds, *held(step)) for step in range(1, steps))
-    return Federation(pool, *held(0), f"{kind}, {clients} clients, {steps} time steps", stages=stages)
+    stages: list[Stage] = []
+    for step in range(1, steps):
+        first_round = 1 + step * step_rounds
+        stages.append(Stage(first_round, build_clients(step), dict(enumerate(rows[step]))))
+    return Federation(
+        pool,
+        build_clients(0),
+        dict(enumerate(rows[0])),
+        description=f"{kind}, {clients} clients, {steps} time steps",
+        stages=tuple(stages),
+    )

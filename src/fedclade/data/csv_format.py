@@ -45,7 +45,7 @@ _LOOKS_LIKE_A_NUMBER = re.compile(r"\s*[-+]?\d+([.,]\d+)*\s*")
 
 @dataclass(frozen=True)
 class CsvFormat:
-    """How the bytes of a CSV file are read.
+    """Format of the bytes of a CSV file.
 
     Parameters
     ----------
@@ -64,15 +64,17 @@ class CsvFormat:
 
 @dataclass(frozen=True)
 class CsvFile:
-    """A CSV file and its format; its cells can be read as typed values, or as the texts that they are."""
+    """A CSV file and its format; its cells can be read as typed values or as texts."""
 
     path: Path
     format: CsvFormat
     assumed: tuple[str, ...] = ()  # what is not the plain default and was not given, in words
 
     @classmethod
-    def detect(cls, path: Path, separator: str | None = None, encoding: str | None = None) -> CsvFile:
-        """Detect the format of a file, except what is given; a byte order mark is believed before a given encoding.
+    def detect(
+        cls, path: Path, separator: str | None = None, encoding: str | None = None
+    ) -> CsvFile:
+        """Detect the unknown parts of a file's format; a byte order mark overrides an encoding.
 
         Raises
         ------
@@ -104,7 +106,8 @@ class CsvFile:
         import pyarrow as pa
         import pyarrow.csv as pyarrow_csv
 
-        codec, skipped = self.format.encoding, self.format.skipped_lines
+        codec = self.format.encoding
+        skipped = self.format.skipped_lines
         try:
             table = pyarrow_csv.read_csv(
                 self.path,
@@ -117,7 +120,10 @@ class CsvFile:
         except pa.ArrowInvalid as error:
             hint = ""
             if "Expected" in str(error) and "columns" in str(error):
-                hint = f"; cells are separated by {self.format.separator!r}, unless 'separator' says otherwise"
+                hint = (
+                    f"; cells are separated by {self.format.separator!r}, unless 'separator' says "
+                    "otherwise"
+                )
             raise DataError(f"cannot read {self.path}: {error}{hint}") from error
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"cannot read {self.path}: {error}") from error
@@ -129,8 +135,8 @@ class CsvFile:
 def detect_encoding(path: Path) -> str:
     """Return the encoding of a text file.
 
-    A byte order mark decides, then the zero bytes of UTF-16; a file that is valid UTF-8 is in UTF-8, and any other in
-    the encoding of Western Windows, which UTF-8 cannot be mistaken for.
+    A byte order mark decides, then the zero bytes of UTF-16; a file that is valid UTF-8 is in
+    UTF-8, and any other in the encoding of Western Windows, which UTF-8 cannot be mistaken for.
     """
     marked = _marked_encoding(path)
     if marked is not None:
@@ -138,14 +144,17 @@ def detect_encoding(path: Path) -> str:
     with path.open("rb") as file:
         head = file.read(4096)
         if b"\0" in head:
-            # Characters of Western languages have a zero byte: the second one if little bytes come first.
+            # Characters of Western languages have a zero byte: the second one if little bytes come
+            # first.
             return "utf-16-le" if head[1::2].count(0) > head[::2].count(0) else "utf-16-be"
         file.seek(0)
-        return DEFAULT_ENCODING if _is_utf_8(iter(lambda: file.read(_CHUNK_BYTES), b"")) else FALLBACK_ENCODING
+        if _is_utf_8(iter(lambda: file.read(_CHUNK_BYTES), b"")):
+            return DEFAULT_ENCODING
+        return FALLBACK_ENCODING
 
 
 def is_separator(separator: str) -> bool:
-    """Return whether a text can separate cells: one character that is no part of numbers, quotes or line ends."""
+    """Return whether a text can separate cells: one character, not of numbers or quotes."""
     is_possible = len(separator) == 1 and separator.isascii() and not separator.isalnum()
     return is_possible and separator not in '"\r\n.+-\0'
 
@@ -160,10 +169,12 @@ def is_encoding(encoding: str) -> bool:
 
 
 def _marked_encoding(path: Path) -> str | None:
-    """Return the encoding that a byte order mark at the beginning of a file states, or None if there is no mark."""
+    """Return the encoding of the byte order mark of a file; None if there is no mark."""
     with path.open("rb") as file:
         head = file.read(4)
-    return next((encoding for mark, encoding in _BYTE_ORDER_MARKS.items() if head.startswith(mark)), None)
+    return next(
+        (encoding for mark, encoding in _BYTE_ORDER_MARKS.items() if head.startswith(mark)), None
+    )
 
 
 def _is_utf_8(chunks: Iterator[bytes]) -> bool:
@@ -180,8 +191,8 @@ def _is_utf_8(chunks: Iterator[bytes]) -> bool:
 def _undecodable(path: Path, encoding: str | None) -> DataError:
     tried = f"encoding {encoding!r}" if encoding else "UTF-8 or Windows-1252"
     return DataError(
-        f"{path} is not a text in {tried}; say by 'encoding' which it is, such as 'cp1250' or 'utf-16', or save it as "
-        "UTF-8"
+        f"{path} is not a text in {tried}; set 'encoding', such as 'cp1250' or "
+        "'utf-16', or save it as UTF-8"
     )
 
 
@@ -205,7 +216,7 @@ def _read_sample(path: Path, encoding: str) -> str:
 
 
 def _detect_separator(sample: str, path: Path) -> str:
-    """Return the separator that gives most rows as many cells as the header, and then most numbers."""
+    """Return the separator with most rows as long as the header, then with most numbers."""
     regular = {separator: _regular_rows(sample, separator) for separator in SEPARATORS}
     shares = {separator: share for separator, (share, _) in regular.items()}
     best = max(shares.values())
@@ -214,33 +225,44 @@ def _detect_separator(sample: str, path: Path) -> str:
         return DEFAULT_SEPARATORS[path.suffix.lower()]
     if len(fitting) > 1:
         numbers = {separator: _share_of_numbers(regular[separator][1]) for separator in fitting}
-        fitting = [separator for separator in fitting if numbers[separator] == max(numbers.values())]
+        fitting = [
+            separator for separator in fitting if numbers[separator] == max(numbers.values())
+        ]
     if len(fitting) > 1:
-        raise DataError(f"{path} may be separated by {' or '.join(map(repr, fitting))}; say by 'separator' which it is")
+        raise DataError(
+            f"{path} may be separated by {' or '.join(map(repr, fitting))}; set 'separator'"
+        )
     return fitting[0]
 
 
 def _regular_rows(sample: str, separator: str) -> tuple[float, list[list[str]]]:
     """Return the share of rows that have as many cells as the header, and these rows.
 
-    The share is 0 if it is below one half or there is only one column; but a quarter if all rows agree and only the
-    header differs, so that the error of the reader is about the right separator.
+    The share is 0 if it is below one half or there is only one column; but a quarter if all rows
+    agree and only the header differs, so that the error of the reader is about the right separator.
     """
     try:
-        rows = [row for row in csv.reader(io.StringIO(sample, newline=""), delimiter=separator) if row]
+        rows = [
+            row for row in csv.reader(io.StringIO(sample, newline=""), delimiter=separator) if row
+        ]
     except csv.Error:
         return 0.0, []
     if not rows or len(rows[0]) < 2:
         return 0.0, []
     header, *rest = rows
     regular = [row for row in rest if len(row) == len(header)]
-    share = len(regular) / len(rest) if rest else 1.0
+    if not rest:
+        return 1.0, []
+    share = len(regular) / len(rest)
     if share >= 0.5:
         return share, regular
     lengths = {len(row) for row in rest}
-    return (0.25 if len(lengths) == 1 and 1 not in lengths else 0.0), rest
+    has_other_header = len(lengths) == 1 and 1 not in lengths
+    return (0.25 if has_other_header else 0.0), rest
 
 
 def _share_of_numbers(rows: Sequence[Sequence[str]]) -> float:
     cells = [cell for row in rows for cell in row]
-    return sum(_LOOKS_LIKE_A_NUMBER.fullmatch(cell) is not None for cell in cells) / max(1, len(cells))
+    return sum(_LOOKS_LIKE_A_NUMBER.fullmatch(cell) is not None for cell in cells) / max(
+        1, len(cells)
+    )

@@ -1,4 +1,4 @@
-"""Drift: clients that get other examples, or move to another true cluster, during a run."""
+"""Drift: changes of clients' examples and true clusters during a run."""
 
 from __future__ import annotations
 
@@ -10,17 +10,27 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from fedclade.core import ConfigError, Split, check_arguments, checked, require, rng, unknown
+from fedclade.core import (
+    ConfigError,
+    Indices,
+    Split,
+    check_arguments,
+    checked,
+    require,
+    rng,
+    unknown,
+)
 from fedclade.data.client_data import ClientData, Stage
 from fedclade.data.federation import Federation
-from fedclade.data.poisoned import Hand, written_out
+from fedclade.data.poisoned import Lots, ViewedData, write_out_views
+from fedclade.data.pool import Pool
 from fedclade.data.shift import View
 
 # Patterns of drift: the concept of each of ten clients in eleven time steps (Jothimurugesan et al.
 # 2023).
 
 Concepts = tuple[tuple[int, ...], ...]
-"""A row for each time step, with the concept of each client."""
+"""Concept of each client, ``[steps][clients]``."""
 
 _TEXT = """
 A:
@@ -84,59 +94,99 @@ R9:
     0000000000 0000000000 2332331332 2332331332 2303000210 2303000210
     0112303201 0112303201 1112333223 1112333223 1112333223
 """
-"""A row of ten digits for each time step; the facts are the change points that the authors' code was run with."""
-
-PATTERNS: Mapping[str, Concepts] = MappingProxyType(
-    {
-        name.split()[-1]: tuple(tuple(map(int, row)) for row in rows.split() if row.isdigit())
-        for name, rows in zip(_TEXT.split(":")[:-1], _TEXT.split(":")[1:], strict=True)
-    }
-)
-"""A and W to Y have two concepts, Z the first and the third of three; B to F have four, R0 to R9 four at random."""
+"""A row of ten digits for each time step: change points for which the authors ran their code."""
 
 
-def concepts_of(pattern: str | Concepts, steps: int, clients: int) -> Sequence[Sequence[int]]:
-    """Return the concept of each client in so many time steps, ``[steps][clients]``; one more of the tests, if known.
+def _parse_patterns(text: str) -> dict[str, Concepts]:
+    """Return the patterns of a text: a line with a name, then rows of digits."""
+    patterns: dict[str, Concepts] = {}
+    name = ""
+    for word in text.split():
+        if word.endswith(":"):
+            name = word.removesuffix(":")
+            patterns[name] = ()
+        else:
+            row = tuple(int(digit) for digit in word)
+            patterns[name] = (*patterns[name], row)
+    return patterns
 
-    A pattern of ten clients is repeated for more. Raises a ConfigError if a name is unknown, a row has another number
-    of clients than the pattern's first, a concept is negative, or there are fewer rows than steps.
+
+PATTERNS: Mapping[str, Concepts] = MappingProxyType(_parse_patterns(_TEXT))
+"""Patterns by name.
+
+A and W to Y have two concepts, Z the first and the third of three, B to F four, and R0 to R9 four
+at random.
+"""
+
+
+def read_concepts(pattern: str | Concepts, steps: int, clients: int) -> list[list[int]]:
+    """Return the concept of each client in each time step, ``[rows][clients]``.
+
+    Parameters
+    ----------
+    pattern
+        Name of a pattern, or its rows. A pattern of ten clients is repeated for more.
+    steps
+        Number of time steps. A further row, if there is one, gives the tests of the last step.
+    clients
+        Number of clients.
+
+    Raises
+    ------
+    ConfigError
+        If a name is unknown, rows differ in length, a concept is negative, or there are fewer rows
+        than steps.
     """
     if isinstance(pattern, str) and pattern not in PATTERNS:
         raise ConfigError(unknown("pattern of drift:", pattern, PATTERNS))
     rows = PATTERNS[pattern] if isinstance(pattern, str) else pattern
-    if len({len(row) for row in rows}) != 1 or not rows[0] or min(min(row) for row in rows) < 0:
-        raise ConfigError("a pattern of drift should have rows of one length, with a concept from 0 on for each client")
+    has_one_length = len({len(row) for row in rows}) == 1 and len(rows[0]) > 0
+    if not has_one_length or min(min(row) for row in rows) < 0:
+        raise ConfigError(
+            "a pattern of drift should have rows of one length, with a concept from 0 on for each "
+            "client"
+        )
     if len(rows) < steps:
-        raise ConfigError(f"the pattern of drift has {len(rows)} rows, and {steps} are needed, one for each time step")
-    return [[row[client % len(row)] for client in range(clients)] for row in rows]
+        raise ConfigError(
+            f"the pattern of drift has {len(rows)} rows, and {steps} are needed, one for each time "
+            "step"
+        )
+
+    def repeat(row: Sequence[int]) -> list[int]:
+        """Return a row that is repeated for all clients."""
+        return [row[client % len(row)] for client in range(clients)]
+
+    return [repeat(row) for row in rows]
 
 
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """How the data of a federation's clients changes during a run, in stages.
+    """Change of the clients' data during a run, in stages.
 
     Parameters
     ----------
     rounds
-        The first round of each stage but the first, from 2 on, ascending.
+        First round of each stage but the first, from 2 on, ascending.
     kind
-        Whether a stage's training and validation data ``replace`` those of the stages before, or clients ``accumulate``
-        them, with the labels and the views of then. They are tested on the present stage's data alone.
+        ``replace``: training and validation data of a stage replace those of the stages before.
+        ``accumulate``: clients keep them, with the labels and views of their stage. In both cases
+        clients are tested on the data of the current stage alone.
     examples
-        ``new``: every stage has a part of its own, all of equal size, of what a client trains on; ``same``: it keeps
-        its examples, and only sees them as its true cluster does.
+        ``new``: every stage has a part of a client's training examples of its own, all of equal
+        size. ``same``: a client keeps its examples, and only sees them as its true cluster does.
     share
-        Of the clients, how many move to another true cluster at each stage, drawn anew: in [0, 1], and at least one
-        client unless it is 0; half of them, if left out. With ``anew`` every client draws its cluster from all, which
-        may be the one that it had. Newcomers move likewise.
+        Fraction of the clients that move to another true cluster at each stage, drawn again for
+        each: in [0, 1], and at least one client unless it is 0; by default 0.5. With ``anew`` every
+        client draws its cluster from all, which may be the same as before. Newcomers move likewise.
     pattern
-        In its place, the true cluster of each client in each stage: a name of FedDrift's, ``A`` to ``F``, ``W`` to
-        ``Z``, ``R0`` to ``R9``, or a list with a row for each stage. Rows of fewer clients are repeated.
+        In place of ``share``, the true cluster of each client in each stage: a name of FedDrift's,
+        ``A`` to ``F``, ``W`` to ``Z``, ``R0`` to ``R9``, or a list with a row for each stage. Rows
+        of fewer clients are repeated.
     test
-        Whether a stage is tested on data as clients see it ``now``; in the ``next`` stage, as FedDrift is, and in the
-        last by the pattern's next row, if there is one; or all stages as in one of those that are ``seen``, drawn for
-        each client.
+        Views by which a stage is tested. ``now``: those of the stage. ``next``: those of the next
+        stage, as in FedDrift, and in the last stage those of the pattern's next row, if there is
+        one. ``seen``: for all stages those of one stage, drawn for each client.
 
     Raises
     ------
@@ -152,48 +202,85 @@ class Drift:
     test: Literal["now", "next", "seen"] = "now"
 
     def __post_init__(self) -> None:
-        ascending = bool(self.rounds) and self.rounds[0] >= 2 and list(self.rounds) == sorted(set(self.rounds))
-        share, both = self.share, self.share is not None and bool(self.pattern)
+        rounds = list(self.rounds)
+        is_ascending = bool(rounds) and rounds[0] >= 2 and rounds == sorted(set(rounds))
+        share = self.share
+        is_share = share in (None, "anew") or _is_fraction(share)
+        has_both = share is not None and bool(self.pattern)
+        is_kind = self.kind in ("replace", "accumulate")
+        is_examples = self.examples in ("new", "same")
+        is_test = self.test in ("now", "next", "seen")
         require(
-            ("drift.rounds", list(self.rounds), ascending, "one round or more from 2 on, in ascending order"),
-            ("drift.kind", self.kind, self.kind in ("replace", "accumulate"), "'replace' or 'accumulate'"),
-            ("drift.examples", self.examples, self.examples in ("new", "same"), "'new' or 'same'"),
-            ("drift.share", share, share in (None, "anew") or _is_share(share), "in [0, 1], or 'anew'"),
-            ("drift.share", share, not both, "left out with a pattern, which says who moves"),
-            ("drift.test", self.test, self.test in ("now", "next", "seen"), "'now', 'next' or 'seen'"),
+            (
+                "drift.rounds",
+                rounds,
+                is_ascending,
+                "one round or more from 2 on, in ascending order",
+            ),
+            ("drift.kind", self.kind, is_kind, "'replace' or 'accumulate'"),
+            ("drift.examples", self.examples, is_examples, "'new' or 'same'"),
+            ("drift.share", share, is_share, "in [0, 1], or 'anew'"),
+            ("drift.share", share, not has_both, "left out with a pattern, which says who moves"),
+            ("drift.test", self.test, is_test, "'now', 'next' or 'seen'"),
         )
         if self.pattern:
-            concepts_of(self.pattern, len(self.rounds) + 1, 1)
+            read_concepts(self.pattern, len(self.rounds) + 1, 1)
 
-    def clusters(self, first: Sequence[int], clusters: int, seed: int, purpose: str) -> list[list[int]]:
-        """Return the true cluster of each client in each stage, and where a pattern knows it in one more."""
+    def draw_clusters(
+        self, first: Sequence[int], clusters: int, seed: int, purpose: str
+    ) -> list[list[int]]:
+        """Return the true cluster of each client in each stage, ``[stages][clients]``.
+
+        A pattern with further rows gives one more row, for the tests of the last stage.
+
+        Parameters
+        ----------
+        first
+            True cluster of each client in the first stage.
+        clusters
+            Number of true clusters.
+        seed
+            Seed of all draws.
+        purpose
+            Name of the draws, which differ for clients and newcomers.
+        """
+        stages = len(self.rounds) + 1
         if self.pattern:
-            rows = [list(row) for row in concepts_of(self.pattern, len(self.rounds) + 1, len(first))]
-            most = max(max(row) for row in rows[: len(self.rounds) + 2])
-            require(("drift.pattern", self.pattern, most < clusters, f"of {clusters} concepts, as clusters says"))
-            return rows[: len(self.rounds) + 2]
-        rows, share = [list(first)], DEFAULT_SHARE if self.share is None else self.share
-        for stage in range(1, len(self.rounds) + 1):
+            rows = read_concepts(self.pattern, stages, len(first))[: stages + 1]
+            largest = max(max(row) for row in rows)
+            rule = f"of {clusters} concepts, as clusters says"
+            require(("drift.pattern", self.pattern, largest < clusters, rule))
+            return rows
+        rows = [list(first)]
+        share = DEFAULT_SHARE if self.share is None else self.share
+        for stage in range(1, stages):
             draw = rng.generator(seed, f"drift {purpose}", stage)
             if isinstance(share, str):
                 rows.append(draw.integers(clusters, size=len(first)).tolist())
                 continue
-            movers = draw.permutation(len(first))[: max(1, round(share * len(first))) if share and clusters > 1 else 0]
-            rows.append(list(rows[-1]))
-            for client in np.sort(movers).tolist():
-                rows[-1][client] = (rows[-1][client] + 1 + int(draw.integers(clusters - 1))) % clusters
+            order = draw.permutation(len(first))
+            moving = 0
+            if share and clusters > 1:
+                moving = max(1, round(share * len(first)))
+            row = list(rows[-1])
+            for client in np.sort(order[:moving]).tolist():
+                # A shift from 1 to clusters − 1, so that the cluster is another one.
+                shift = 1 + int(draw.integers(clusters - 1))
+                row[client] = (row[client] + shift) % clusters
+            rows.append(row)
         return rows
 
 
 DEFAULT_SHARE = 0.5
 
 
-def _is_share(value: object) -> bool:
+def _is_fraction(value: object) -> bool:
+    """Return whether a value is a number in [0, 1]."""
     return isinstance(value, int | float) and 0 <= value <= 1
 
 
-def drift_of(drift: Drift | Mapping[str, Any] | None) -> Drift | None:
-    """Return a drift, or that of some fields, such as those of a config; a ConfigError if these are not right."""
+def read_drift(drift: Drift | Mapping[str, Any] | None) -> Drift | None:
+    """Return a drift, given as such or by its fields; a ConfigError if the fields are wrong."""
     if drift is None or isinstance(drift, Drift):
         return drift
     return Drift(**check_arguments("[data.drift]", Drift, drift))
@@ -202,70 +289,147 @@ def drift_of(drift: Drift | Mapping[str, Any] | None) -> Drift | None:
 Clients = tuple[ClientData, ...]
 
 
-def drifting(federation: Federation, views: Sequence[View], drift: Drift, seed: int) -> Federation:
-    """Return a federation, whose true clusters see it by these views, with stages; its newcomers have the same."""
-    parts = [each for each in (federation, federation.newcomers) if each is not None]
+def apply_drift(
+    federation: Federation, views: Sequence[View], drift: Drift, seed: int
+) -> Federation:
+    """Return a federation and its newcomers with the stages of a drift.
+
+    Parameters
+    ----------
+    federation
+        The clients with all of their data.
+    views
+        View of each true cluster.
+    drift
+        Settings of the drift.
+    seed
+        Seed of all draws.
+
+    Raises
+    ------
+    ConfigError
+        If a client has too few examples, a pattern has more concepts than there are clusters, or
+        views leave out labels.
+    """
+    parts = [federation]
+    if federation.newcomers is not None:
+        parts.append(federation.newcomers)
     truths: list[list[list[int]]] = []
     for part, purpose in zip(parts, ("clients", "newcomers"), strict=False):
-        known = part.true_clusters or dict.fromkeys(part.ids, 0)
-        truths.append(drift.clusters([known[client] for client in part.ids], len(views), seed, purpose))
-    hands = [_hands(part, rows, drift, seed) for part, rows in zip(parts, truths, strict=True)]
+        cluster_of = part.true_clusters or dict.fromkeys(part.ids, 0)
+        first = [cluster_of[client] for client in part.ids]
+        truths.append(drift.draw_clusters(first, len(views), seed, purpose))
+    viewed = [
+        _view_stages(part, rows, drift, seed) for part, rows in zip(parts, truths, strict=True)
+    ]
     rule = "one that leaves all labels to all clients, where their data drifts"
     require(("shift", "anda", not any(view.classes for view in views), rule))
-    if drift.kind == "accumulate" or drift.test != "now" or any(view.transform for view in views):
-        pool, held = written_out(federation.pool, views, hands)
+    has_transform = any(view.transform for view in views)
+    if drift.kind == "accumulate" or drift.test != "now" or has_transform:
+        # Clients see their examples by several views, or by more than labels and rotation.
+        pool, stages = write_out_views(federation.pool, views, viewed)
     else:
-        pool, held = federation.pool, [[[_seen(hand, views) for hand in now] for now in of] for of in hands]
-    made: Federation | None = None
-    for part, of, rows in reversed([*zip(parts, held, truths, strict=True)]):
-        known = [None if part.true_clusters is None else dict(zip(part.ids, row, strict=True)) for row in rows]
-        each = [*zip(accumulate(map(tuple, of), _unchanged), known, strict=False)]
-        later = zip(drift.rounds, each[1:], strict=True)
-        made = replace(
-            part,
-            pool=pool,
-            clients=each[0][0],
-            true_clusters=each[0][1],
-            stages=tuple(Stage(number, *stage) for number, stage in later),
-            newcomers=made,
-            description=f"{part.description}, {len(each)} stages",
-        )
-    assert made is not None  # there is one part at least
-    return made
+        pool = federation.pool
+        stages = [_apply_single_views(part, views) for part in viewed]
+    newcomers = None
+    if federation.newcomers is not None:
+        newcomers = _add_stages(federation.newcomers, stages[1], truths[1], drift, pool=pool)
+    return _add_stages(federation, stages[0], truths[0], drift, pool=pool, newcomers=newcomers)
 
 
-def _hands(part: Federation, rows: Sequence[Sequence[int]], drift: Drift, seed: int) -> list[list[Hand]]:
-    """Return what each client has in each stage, given its true clusters ``[stages][clients]``."""
+def _add_stages(
+    federation: Federation,
+    clients: Sequence[Sequence[ClientData]],
+    clusters: Sequence[Sequence[int]],
+    drift: Drift,
+    *,
+    pool: Pool,
+    newcomers: Federation | None = None,
+) -> Federation:
+    """Return a federation with stages, given its clients and their true clusters in each."""
+    truths: list[dict[int, int] | None] = []
+    for row in clusters:
+        if federation.true_clusters is None:
+            truths.append(None)
+        else:
+            truths.append(dict(zip(federation.ids, row, strict=True)))
+    shared = list(accumulate(map(tuple, clients), _share_unchanged))
+    later = zip(drift.rounds, shared[1:], truths[1 : len(shared)], strict=True)
+    return replace(
+        federation,
+        pool=pool,
+        newcomers=newcomers,
+        clients=shared[0],
+        true_clusters=truths[0],
+        stages=tuple(Stage(number, members, truth) for number, members, truth in later),
+        description=f"{federation.description}, {len(shared)} stages",
+    )
+
+
+def _view_stages(
+    federation: Federation, clusters: Sequence[Sequence[int]], drift: Drift, seed: int
+) -> list[list[ViewedData]]:
+    """Return the data ``[stages][clients]`` of each client, given its true clusters."""
     stages = len(drift.rounds) + 1
-    hands: list[list[Hand]] = [[] for _ in range(stages)]
-    for place, client in enumerate(part.clients):
-        held, views = [client.train] * stages, [row[place] for row in rows]
+    viewed: list[list[ViewedData]] = [[] for _ in range(stages)]
+    for place, client in enumerate(federation.clients):
+        views = [row[place] for row in clusters]
+        train = _distribute_training(client, drift, stages, seed)
         seen = int(rng.generator(seed, "seen", client.key).integers(stages))
-        if drift.examples == "new":
-            rule = f"at least {stages}, one for each stage, of client {client.id}; or take drift.examples = 'same'"
-            require(("training examples", len(client.train), len(client.train) >= stages, rule))
-            order = rng.generator(seed, "stages", client.key).permutation(client.train)
-            held = np.array_split(order, stages)
-        for k in range(stages):
-            lots = range(0 if drift.kind == "accumulate" else k, k + 1)
-            train, validation = (tuple((of[j], views[j]) for j in lots) for of in (held, [client.validation] * stages))
-            shown = {"now": k, "next": min(k + 1, len(views) - 1), "seen": seen}[drift.test]
-            hands[k].append(Hand(client, train, validation, ((client.test, views[shown]),)))
-    return hands
+        for stage in range(stages):
+            first = 0 if drift.kind == "accumulate" else stage
+            lots = range(first, stage + 1)
+            train_lots: Lots = tuple((train[lot], views[lot]) for lot in lots)
+            validation_lots: Lots = tuple((client.validation, views[lot]) for lot in lots)
+            tested = {"now": stage, "next": min(stage + 1, len(views) - 1), "seen": seen}
+            test_view = views[tested[drift.test]]
+            data = ViewedData(client, train_lots, validation_lots, ((client.test, test_view),))
+            viewed[stage].append(data)
+    return viewed
 
 
-def _seen(hand: Hand, views: Sequence[View]) -> ClientData:
-    """Return a client that has one lot of examples, seen by one view."""
-    (train, number), *_ = hand.train
-    view = views[number]
-    return replace(hand.client, train=train, label_map=view.label_map, quarter_turns=view.quarter_turns)
+def _distribute_training(
+    client: ClientData, drift: Drift, stages: int, seed: int
+) -> Sequence[Indices]:
+    """Return a client's training examples of each stage."""
+    if drift.examples == "same":
+        return [client.train] * stages
+    rule = (
+        f"at least {stages}, one for each stage, of client {client.id}; or take "
+        "drift.examples = 'same'"
+    )
+    require(("training examples", len(client.train), len(client.train) >= stages, rule))
+    order = rng.generator(seed, "stages", client.key).permutation(client.train)
+    return np.array_split(order, stages)
 
 
-def _unchanged(before: Clients, now: Clients) -> Clients:
-    """Return clients, where nothing changes for one as the object that it was before."""
+def _apply_single_views(
+    stages: Sequence[Sequence[ViewedData]], views: Sequence[View]
+) -> list[list[ClientData]]:
+    """Return the clients of each stage, if each client sees all of its examples by one view."""
 
-    def same(one: ClientData, other: ClientData) -> bool:
-        seen_alike = one.label_map is other.label_map and one.quarter_turns == other.quarter_turns
-        return seen_alike and all(np.array_equal(getattr(one, s), getattr(other, s)) for s in get_args(Split))
+    def apply_view(data: ViewedData) -> ClientData:
+        ((train, number),) = data.train
+        view = views[number]
+        return replace(
+            data.client, train=train, label_map=view.label_map, quarter_turns=view.quarter_turns
+        )
 
-    return tuple(one if same(one, other) else other for one, other in zip(before, now, strict=True))
+    return [list(map(apply_view, stage)) for stage in stages]
+
+
+def _share_unchanged(before: Clients, now: Clients) -> Clients:
+    """Return the clients of a stage; those without a change are the same objects as before."""
+    clients: list[ClientData] = []
+    for old, new in zip(before, now, strict=True):
+        clients.append(old if _has_same_data(old, new) else new)
+    return tuple(clients)
+
+
+def _has_same_data(old: ClientData, new: ClientData) -> bool:
+    """Return whether a client has the same examples in two stages and sees them alike."""
+    if old.label_map is not new.label_map or old.quarter_turns != new.quarter_turns:
+        return False
+    return all(
+        np.array_equal(getattr(old, split), getattr(new, split)) for split in get_args(Split)
+    )

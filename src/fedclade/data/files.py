@@ -1,4 +1,7 @@
-"""CSV and Parquet files as a federation: one file for each client, or a column that says whose a row is."""
+"""Federations of CSV and Parquet files, and of data frames.
+
+Each file belongs to one client, or a column names the client of each row.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,11 @@ from torch import Tensor
 from fedclade.core import ConfigError, DataError, TaskKind, checked, require, shown
 from fedclade.data.agreement import DataSource, Encoding, Proposal
 from fedclade.data.cell_values import Notation
+from fedclade.data.columns import IN_WORDS, ColumnKind, Rows, Sheet, Table, arrow_table, is_number
 from fedclade.data.csv_format import DEFAULT_SEPARATORS, CsvFile, is_encoding, is_separator
 from fedclade.data.federation import Federation
-from fedclade.data.own import Held, OwnOptions, OwnSettings, count_words, own_federation
 from fedclade.data.pool import Columns
-from fedclade.data.reading import rows_of
+from fedclade.data.reading import number_rows
 from fedclade.data.schema import (
     MOST_LABELS,
     DataSchema,
@@ -33,21 +36,48 @@ from fedclade.data.schema import (
     show_label,
     show_names,
 )
-from fedclade.data.sheets import IN_WORDS, ColumnKind, Rows, Sheet, Table, arrow_table, is_number
 from fedclade.data.typed_columns import ColumnRoles, prepare_sheets
+from fedclade.data.user_data import (
+    ClientRows,
+    OwnOptions,
+    OwnSettings,
+    build_federation,
+    count_words,
+)
 
-# The columns to predict, as targets of a task.
+# Targets: the columns to predict.
 
 Labels = tuple[Label, ...] | int | None
-"""Names of labels, the number of numbered labels, or None for targets that are no labels."""
+"""Names of labels; the number of labels if they are numbered; None for targets without labels."""
 
 
 def describe_targets(
     rows: Rows, columns: tuple[str, ...], task: TaskKind | None, *, alone: bool = False
 ) -> tuple[TaskKind, Labels]:
-    """Return the task that targets are of, and their labels.
+    """Determine the task and the labels of target columns.
 
-    ``alone`` says that other clients have further labels: a binary target may then have one value.
+    Parameters
+    ----------
+    rows
+        The rows of all tables.
+    columns
+        Names of the target columns.
+    task
+        The task that the user states, if any.
+    alone
+        Whether other clients may have further labels. A binary target may then have one value.
+
+    Returns
+    -------
+    tuple
+        The task, and the labels.
+
+    Raises
+    ------
+    ConfigError
+        If the targets allow more than one task.
+    DataError
+        If the values do not fit the task.
     """
     kinds: dict[str, ColumnKind] = {column: rows.kind(column) for column in columns}
     if len(columns) > 1 or task == "multilabel":
@@ -58,7 +88,9 @@ def describe_targets(
         task = "regression" if kind == "number" else "classification"
     if task == "regression":
         if not is_number(kind):
-            raise DataError(f"the target {column!r} of a regression should be numbers, got {IN_WORDS[kind]}")
+            raise DataError(
+                f"the target {column!r} of a regression should be numbers, got {IN_WORDS[kind]}"
+            )
         return task, None
     if task == "binary":
         return task, _describe_two(rows, column, kind, alone=alone)
@@ -74,7 +106,18 @@ def describe_targets(
 
 
 def encode_targets(rows: Rows, columns: tuple[str, ...], schema: DataSchema) -> Tensor:
-    """Return the targets of a task, encoded by a schema; a SchemaError if a label is none of the schema's."""
+    """Encode target columns by a schema.
+
+    Returns
+    -------
+    Tensor
+        Labels, int64 ``[N]``; targets of all other tasks, float32 ``[N]`` or ``[N, L]``.
+
+    Raises
+    ------
+    SchemaError
+        If the schema lacks a label of the data.
+    """
     if len(columns) != 1 or schema.task == "multilabel":
         return _encode_several(rows, columns, schema.task)
     (column,) = columns
@@ -83,11 +126,12 @@ def encode_targets(rows: Rows, columns: tuple[str, ...], schema: DataSchema) -> 
     if isinstance(schema.labels, int):
         return _encode_numbered(rows, column, schema.labels)
     places = _label_places(rows, column, schema.labels)
-    return torch.from_numpy(places.astype(np.float32 if schema.task == "binary" else np.int64))
+    target_type = np.float32 if schema.task == "binary" else np.int64
+    return torch.from_numpy(places.astype(target_type))
 
 
 def _describe_two(rows: Rows, column: str, kind: ColumnKind, *, alone: bool) -> tuple[Label, ...]:
-    """Return the two values of a target in sorted order."""
+    """Return the two values of a binary target in sorted order."""
     if is_number(kind):
         values: list[Any] = np.unique(rows.numbers(column)).tolist()
         if set(values) <= {0.0, 1.0}:
@@ -96,21 +140,24 @@ def _describe_two(rows: Rows, column: str, kind: ColumnKind, *, alone: bool) -> 
         values = list(rows.categories(column))
     if len(values) != 2 and not (alone and len(values) == 1):
         listed = ", ".join(show_label(value) for value in values[:5])
+        hint = ""
+        if len(values) == 1:
+            hint = "; if other clients have the other value, declare both as the labels of a schema"
         raise DataError(
-            f"the target {column!r} of a binary task should have 2 different values, got {len(values)}: {listed}"
-            + ("; if other clients have the other value, declare both as the labels of a schema" * (len(values) == 1))
+            f"the target {column!r} of a binary task should have 2 different values, got "
+            f"{len(values)}: {listed}{hint}"
         )
     return tuple(values)
 
 
 def _label_places(rows: Rows, column: str, labels: Sequence[Label]) -> NDArray[np.int64]:
-    """Return the number of each row's label among the names of labels, int64 ``[N]``."""
+    """Return the position of each row's label among the names of labels, int64 ``[N]``."""
     kind = rows.kind(column)
     if is_number(kind) != isinstance(labels[0], float):
         expected = "texts" if is_number(kind) else "numbers"
         raise SchemaError(
-            f"{rows.sheets[0].where}: the labels of the schema are {expected}, and the target {column!r} holds "
-            f"{IN_WORDS[kind]}"
+            f"{rows.sheets[0].where}: the labels of the schema are {expected}, and the target "
+            f"{column!r} holds {IN_WORDS[kind]}"
         )
     if not is_number(kind):
         return rows.category_places(column, cast("Sequence[str]", labels), "label")
@@ -118,12 +165,13 @@ def _label_places(rows: Rows, column: str, labels: Sequence[Label]) -> NDArray[n
     places = np.full(len(numbers), -1, dtype=np.int64)
     for place, label in enumerate(labels):
         places[numbers == label] = place
-    rows.refuse_unknown(places < 0, column, numbers, [show_label(label) for label in labels], "label")
+    known = [show_label(label) for label in labels]
+    rows.refuse_unknown(places < 0, column, numbers, known=known, what="label")
     return places
 
 
 def _whole_numbers(rows: Rows, column: str) -> NDArray[np.float64]:
-    """Return a column of labels that are whole numbers from 0."""
+    """Return a column of labels; a DataError unless they are whole numbers from 0."""
     labels = rows.numbers(column)
     is_odd = (labels < 0) | (labels != labels.round())
     ends = np.cumsum([len(table) for table in rows.tables])[:-1]
@@ -134,44 +182,54 @@ def _whole_numbers(rows: Rows, column: str) -> NDArray[np.float64]:
 
 def _encode_numbered(rows: Rows, column: str, count: int) -> Tensor:
     """Return labels that are whole numbers below ``count``."""
-    if not is_number(kind := rows.kind(column)):
+    kind = rows.kind(column)
+    if not is_number(kind):
         raise SchemaError(
-            f"{rows.sheets[0].where}: the labels of the schema are the numbers 0 to {count - 1}, and the target "
-            f"{column!r} holds {IN_WORDS[kind]}"
+            f"{rows.sheets[0].where}: the labels of the schema are the numbers 0 to {count - 1}, "
+            f"and the target {column!r} holds {IN_WORDS[kind]}"
         )
     labels = _whole_numbers(rows, column)
-    rows.refuse_unknown(labels >= count, column, labels, ["0", "...", str(count - 1)], "label")
+    known = ["0", "...", str(count - 1)]
+    rows.refuse_unknown(labels >= count, column, labels, known=known, what="label")
     return torch.from_numpy(labels.astype(np.int64))
 
 
 def _describe_several(kinds: Mapping[str, ColumnKind], task: TaskKind | None) -> TaskKind:
-    """Return the task of several target columns: yes or no, or numbers."""
+    """Return the task of several target columns: ``multilabel`` or ``regression``."""
     if task is None and "number" in kinds.values():
         task = "regression"
     if task not in ("multilabel", "regression"):
         what = "left out" if task is None else task
-        raise ConfigError(f"several targets ({', '.join(kinds)}) need task = 'multilabel' or 'regression', got {what}")
+        raise ConfigError(
+            f"several targets ({', '.join(kinds)}) need task = 'multilabel' or 'regression', got "
+            f"{what}"
+        )
     for column, kind in kinds.items():
         if kind == "text" or (kind == "bool" and task == "regression"):
-            raise DataError(f"the target {column!r} of a {task} task should be numbers, got {IN_WORDS[kind]}")
+            raise DataError(
+                f"the target {column!r} of a {task} task should be numbers, got {IN_WORDS[kind]}"
+            )
     return task
 
 
 def _encode_several(rows: Rows, columns: tuple[str, ...], task: TaskKind | None) -> Tensor:
     parts: list[NDArray[Any]] = []
     for column in columns:
-        is_bool = rows.kind(column) == "bool"
-        parts.append(rows.texts(column) == "true" if is_bool else rows.numbers(column))
+        if rows.kind(column) == "bool":
+            parts.append(rows.texts(column) == "true")
+        else:
+            parts.append(rows.numbers(column))
     y = torch.from_numpy(np.stack(parts, axis=1).astype(np.float32))
     for column, values in zip(columns, y.T, strict=True):
         if task == "multilabel" and not bool(((values == 0) | (values == 1)).all()):
             value = float(values[(values != 0) & (values != 1)][0])
-            raise DataError(f"the target {column!r} of a multilabel task should be 0 or 1, got {value:g}")
+            raise DataError(
+                f"the target {column!r} of a multilabel task should be 0 or 1, got {value:g}"
+            )
     return y
 
 
-# Tables of rows and columns as a federation: from pandas and polars data frames, and whatever Arrow
-# reads.
+# Federations of tables: pandas and polars data frames, and all other data that Arrow reads.
 
 
 @checked("frame")
@@ -191,24 +249,26 @@ def federation_from_frame(
     schema: DataSchema | str | Path | None = None,
     **options: Unpack[OwnOptions],
 ) -> Federation:
-    """Make a federation of the rows of a data frame.
+    """Build a federation from the rows of a data frame.
 
     Parameters
     ----------
     frame
-        Of pandas or polars, a ``pyarrow.Table``, or anything else that gives Arrow data.
+        A data frame of pandas or polars, a ``pyarrow.Table``, or an object that exports Arrow data.
     client
-        Column that says whose a row is.
+        Column with the name of the client that owns a row.
     target
-        Column to predict; several of them for ``multilabel``, and for a ``regression`` of several numbers.
+        Column to predict; several columns for ``multilabel``, and for a ``regression`` of several
+        numbers.
     inputs
-        Columns to predict it from; all others if left out. Numbers become float32. Texts and truth values are encoded
-        by category: a column of 0 and 1 for each value, in sorted order, the same for all clients. The categories of a
-        pandas data frame count whether rows have them or not.
+        Columns to predict it from; all others if left out. Numbers become float32. Texts and truth
+        values are encoded by category: a column of 0 and 1 for each value, in sorted order, the
+        same for all clients. The categories of a pandas data frame count whether rows have them or
+        not.
     task
-        What the target is. If left out: texts, truth values and whole numbers are labels (``classification``), other
-        numbers those of a ``regression``. Texts are numbered in sorted order, and so are the two values of a
-        ``binary`` target.
+        The task. If left out: texts, truth values and whole numbers are labels
+        (``classification``), other numbers those of a ``regression``. Texts are numbered in sorted
+        order, and so are the two values of a ``binary`` target.
     text
         A column of texts as the only input, in place of ``inputs``: as the words of a vocabulary.
     drop
@@ -216,15 +276,16 @@ def federation_from_frame(
     decimal
         Decimal mark of numbers that are texts, ``.`` or ``,``; detected if left out.
     dates
-        Format of dates that are texts, such as ``%d.%m.%Y``, in the codes of Python's ``strptime``; detected if left
-        out. All dates become days since 1970-01-01.
+        Format of dates that are texts, such as ``%d.%m.%Y``, in the codes of Python's ``strptime``;
+        detected if left out. All dates become days since 1970-01-01.
     name
-        Of the data, for people.
+        Name of the data, for people.
     true_clusters
-        By the clients' names, where they are known; for scoring only.
+        True cluster of each client by its name, if known; for scoring only.
     schema
-        A :class:`DataSchema`, or the path of a JSON file with one: which columns there are, with their categories and
-        the labels. By default, what the rows have. Over a network all clients then agree on one schema.
+        A :class:`DataSchema`, or the path of a JSON file with one: which columns there are, with
+        their categories and the labels. By default, what the rows have. Over a network all clients
+        then agree on one schema.
     **options
         Fields of :class:`~fedclade.data.OwnSettings`, such as ``standardize="federated"``.
 
@@ -233,13 +294,13 @@ def federation_from_frame(
     ConfigError
         If a setting is out of range, or the target does not say what the task is.
     DataError
-        If a column is missing, a value is missing, of no use or not in the schema, nearly all texts of a column differ,
-        or a client has too few rows.
+        If a column is missing, a value is missing, of no use or not in the schema, nearly all texts
+        of a column differ, or a client has too few rows.
     """
     if not target:
         raise ConfigError(f"target should name at least 1 column, got {shown(target)}")
     sheets = [Sheet(arrow_table(frame), "the data frame", None)]
-    chosen = Chosen(
+    choice = ColumnChoice(
         target if isinstance(target, tuple) else (target,),
         client,
         inputs,
@@ -249,12 +310,14 @@ def federation_from_frame(
         notation=Notation(decimal=decimal, dates=dates),
     )
     declared = read_declared(schema)
-    return federation_from_sheets(sheets, chosen, name, OwnSettings(**options), true_clusters, declared)
+    return federation_from_sheets(
+        sheets, choice, name, OwnSettings(**options), true_clusters=true_clusters, schema=declared
+    )
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """Which columns are what; see :func:`federation_from_frame`."""
+class ColumnChoice:
+    """Roles of the columns that the user chooses; see :func:`federation_from_frame`."""
 
     target: tuple[str, ...]
     client: str | None = None
@@ -266,48 +329,76 @@ class Chosen:
 
     @property
     def roles(self) -> ColumnRoles:
-        """Which columns are used, and how."""
+        """Roles of all columns."""
         as_texts = tuple(column for column in (self.client, self.text) if column is not None)
-        inputs = () if self.text is not None else self.inputs
+        inputs = self.inputs
+        if self.text is not None:
+            inputs = ()
         return ColumnRoles(self.target, inputs, as_texts, self.drop)
 
     def __post_init__(self) -> None:
         if self.task == "language":
             raise ConfigError(
-                "the task of a table should be classification, binary, multilabel or regression, got language"
+                "the task of a table should be classification, binary, multilabel or regression, "
+                "got language"
             )
         if self.text is not None and self.inputs is not None:
-            raise ConfigError(f"text = {self.text!r} is the only input; leave out inputs = {shown([*self.inputs])}")
-        apart = {*self.target, self.client}
-        if both := [column for column in self.inputs or () if column in apart]:
-            raise ConfigError(f"inputs should be other columns than target and client, got {both[0]!r}")
-        needed = [column for column in self.drop if column in (*apart, *(self.inputs or ()), self.text)]
+            raise ConfigError(
+                f"text = {self.text!r} is the only input; leave out inputs = "
+                f"{shown([*self.inputs])}"
+            )
+        reserved = {*self.target, self.client}
+        both = [column for column in self.inputs or () if column in reserved]
+        if both:
+            raise ConfigError(
+                f"inputs should be other columns than target and client, got {both[0]!r}"
+            )
+        used = {*reserved, *(self.inputs or ()), self.text}
+        needed = [column for column in self.drop if column in used]
         if needed:
             raise ConfigError(f"drop should be columns that are not needed, got {needed[0]!r}")
 
 
 def federation_from_sheets(
     sheets: Sequence[Sheet],
-    chosen: Chosen,
+    choice: ColumnChoice,
     name: str,
     settings: OwnSettings,
     true_clusters: Mapping[str, int] | None = None,
     schema: DataSchema | None = None,
 ) -> Federation:
-    """Make a federation of the rows of tables with the same columns; see :func:`federation_from_frame`."""
-    return TableSource(sheets, chosen, name, settings, true_clusters, schema).federation()
+    """Build a federation from the rows of tables with the same columns.
+
+    :func:`federation_from_frame` describes the parameters and the errors.
+    """
+    source = TableSource(sheets, choice, name, settings, true_clusters=true_clusters, schema=schema)
+    return source.federation()
 
 
 @dataclass(frozen=True, eq=False)
 class TableSource(DataSource):
-    """Tables with the same columns, and all that says how a federation is made of them.
+    """Tables with the same columns, and the settings to build a federation from them.
 
-    ``key`` is the number of the first client for its random draws. ``schema`` is what the user declares; its inputs are
-    then the inputs, unless ``chosen`` names them.
+    Parameters
+    ----------
+    sheets
+        The tables.
+    choice
+        Roles of the columns.
+    name
+        Name of the data, for people.
+    settings
+        Settings of users' own data.
+    true_clusters
+        True cluster of each client by its name, if known.
+    schema
+        The schema that the user declares, if any. Its inputs are used unless ``choice`` names some.
+    key
+        Number of the first client for its random draws.
     """
 
     sheets: Sequence[Sheet]
-    chosen: Chosen
+    choice: ColumnChoice
     name: str
     settings: OwnSettings
     true_clusters: Mapping[str, int] | None = None
@@ -316,88 +407,97 @@ class TableSource(DataSource):
 
     @cached_property
     def rows(self) -> Rows:
-        """The rows of all tables, with numbers and dates for texts of these."""
-        roles = self.chosen.roles
+        """The rows of all tables, with texts of numbers and dates converted to numbers."""
+        roles = self.choice.roles
         if self.schema is not None and self.schema.inputs and roles.inputs is None:
             roles = replace(roles, inputs=tuple(column.name for column in self.schema.inputs))
-        return Rows(prepare_sheets(self.sheets, roles, self.chosen.notation))
+        return Rows(prepare_sheets(self.sheets, roles, self.choice.notation))
 
     def with_key(self, key: int) -> TableSource:
         """Return the same tables with another number of the first client for its random draws."""
         source = replace(self, key=key)
-        object.__setattr__(source, "rows", self.rows)  # which need not be prepared and reported again
+        # Share the prepared rows: assumptions about them should be reported once only.
+        object.__setattr__(source, "rows", self.rows)
         return source
 
     @property
     def client_names(self) -> list[str]:
         """The names of the clients."""
-        return [held.name for held in self._held]
+        return [client.name for client in self._clients]
 
     def federation(self) -> Federation:
-        """Return the federation, encoded by the declared schema, or else by the one that its own data comes to."""
-        return self._encode(self._describe() if self.schema is None else self._completed(self.schema))
+        """Build the federation, encoded by the declared schema, or by that of its own data."""
+        if self.schema is None:
+            return self._encode(self._describe())
+        return self._encode(self._complete(self.schema))
 
     def propose(self) -> Proposal:
         """Return the schema that fits this data alone, or the declared one."""
         if self.schema is not None:
-            return Proposal(self._completed(self.schema), is_fixed=True)
+            return Proposal(self._complete(self.schema), is_fixed=True)
         schema = self._describe(alone=True)
-        if self.chosen.text is None:
+        if self.choice.text is None:
             return Proposal(schema)
-        texts = self.rows.texts(self.chosen.text, empty=True).tolist()
-        words, counts = count_words(self._held, texts, self.settings, self.key)
+        texts = self.rows.texts(self.choice.text, empty=True).tolist()
+        words, counts = count_words(self._clients, texts, self.settings, self.key)
         size = self.settings.vocabulary_size
         return Proposal(replace(schema, words=words), word_counts=counts, vocabulary_size=size)
 
     def encode(self, schema: DataSchema) -> Federation:
-        """Return the federation, encoded by a schema; a SchemaError if the data does not fit it."""
-        if self.chosen.text is not None and not schema.words:
-            raise SchemaError(f"the schema has no words, and the only input is the text {self.chosen.text!r}")
-        return self._encode(self._completed(schema))
+        """Build the federation, encoded by a schema; a SchemaError if the data does not fit it."""
+        if self.choice.text is not None and not schema.words:
+            raise SchemaError(
+                f"the schema has no words, and the only input is the text {self.choice.text!r}"
+            )
+        return self._encode(self._complete(schema))
 
     def _describe(self, *, alone: bool = False) -> DataSchema:
-        """Return the schema of the data, but for words; ``alone`` says that other clients may have further labels."""
-        chosen = self.chosen
-        task, labels = describe_targets(self.rows, chosen.target, chosen.task, alone=alone)
-        if chosen.text is None:
+        """Return the schema of the data without words; ``alone`` as in :func:`describe_targets`."""
+        choice = self.choice
+        task, labels = describe_targets(self.rows, choice.target, choice.task, alone=alone)
+        if choice.text is None:
             inputs = self.rows.describe_inputs(self._input_names())
         else:
-            inputs = (InputColumn(chosen.text, "text"),)
-        return DataSchema(inputs, chosen.target, task, labels)
+            inputs = (InputColumn(choice.text, "text"),)
+        return DataSchema(inputs, choice.target, task, labels)
 
-    def _completed(self, schema: DataSchema) -> DataSchema:
-        """Return a schema with target, task and labels, which a declared one may leave out."""
-        task = schema.task or self.chosen.task
+    def _complete(self, schema: DataSchema) -> DataSchema:
+        """Return a schema with target, task and labels, which a declared schema may leave out."""
+        task = schema.task or self.choice.task
         labels = schema.labels
         if task is None and labels is not None:
             task = "classification"
         elif task is None or (labels is None and task in ("classification", "binary")):
-            task, labels = describe_targets(self.rows, self.chosen.target, task)
-        return replace(schema, target=schema.target or self.chosen.target, task=task, labels=labels)
+            task, labels = describe_targets(self.rows, self.choice.target, task)
+        return replace(schema, target=schema.target or self.choice.target, task=task, labels=labels)
 
     def _encode(self, schema: DataSchema) -> Federation:
-        """Return the federation, encoded by a complete schema; without words by those of the training texts."""
+        """Build the federation, encoded by a complete schema.
+
+        If the schema has no words, texts are encoded by the words of the training texts.
+        """
         rows = self.rows
-        chosen = self.chosen
+        choice = self.choice
         self._check_target(schema)
-        y = encode_targets(rows, chosen.target, schema)
-        if chosen.text is None:
+        y = encode_targets(rows, choice.target, schema)
+        if choice.text is None:
             self._check_inputs(schema)
             x: Tensor | list[str] = rows.encode_inputs(schema.inputs)
             names = schema.encoded_names
         else:
-            x = rows.texts(chosen.text, empty=True).tolist()
-            names = (chosen.text,)
+            x = rows.texts(choice.text, empty=True).tolist()
+            names = (choice.text,)
         outputs = None
         if schema.task == "classification":
-            outputs = schema.labels if isinstance(schema.labels, int) else len(schema.label_names)
-        held = self._held
-        made = own_federation(
-            held,
+            is_numbered = isinstance(schema.labels, int)
+            outputs = schema.labels if is_numbered else len(schema.label_names)
+        clients = self._clients
+        federation = build_federation(
+            clients,
             x,
             y,
-            self.settings,
-            self.true_clusters,
+            settings=self.settings,
+            true_clusters=self.true_clusters,
             name=self.name,
             task=schema.task,
             columns=Columns(names, schema.label_names),
@@ -406,50 +506,67 @@ class TableSource(DataSource):
             first_key=self.key,
         )
         encoding = Encoding(
-            replace(schema, words=made.pool.vocabulary),
+            replace(schema, words=federation.pool.vocabulary),
             is_declared=self.schema is not None,
-            source=self if len(held) == 1 else None,
+            source=self if len(clients) == 1 else None,
         )
-        return replace(made, encoding=encoding)
+        return replace(federation, encoding=encoding)
 
     @property
-    def _held(self) -> list[Held]:
+    def _clients(self) -> list[ClientRows]:
         """The clients, with the rows of each."""
-        rows = self.rows
-        if self.chosen.client is None:
-            parts = rows_of([len(table) for table in rows.tables])
-            return [Held(str(sheet.client), part) for sheet, part in zip(self.sheets, parts, strict=True)]
-        owners = rows.texts(self.chosen.client)
-        return [Held(owner, np.flatnonzero(owners == owner)) for owner in dict.fromkeys(owners.tolist())]
+        if self.choice.client is None:
+            parts = number_rows([len(table) for table in self.rows.tables])
+            names = [str(sheet.client) for sheet in self.sheets]
+            return [ClientRows(name, part) for name, part in zip(names, parts, strict=True)]
+        owners = self.rows.texts(self.choice.client)
+        names = list(dict.fromkeys(owners.tolist()))
+        return [ClientRows(name, np.flatnonzero(owners == name)) for name in names]
 
     def _input_names(self) -> Sequence[str]:
-        apart = [*self.chosen.target, *([] if self.chosen.client is None else [self.chosen.client])]
-        return self.chosen.inputs or self.rows.others(apart)
+        """Return the names of the input columns."""
+        if self.choice.inputs:
+            return self.choice.inputs
+        reserved = list(self.choice.target)
+        if self.choice.client is not None:
+            reserved.append(self.choice.client)
+        return self.rows.list_other_columns(reserved)
 
     def _check_inputs(self, schema: DataSchema) -> None:
-        """Check that the columns are those of a schema; one that the user declares says which they are."""
+        """Check that the data has the columns of a schema.
+
+        The columns of a schema that the user declares are the inputs, if no others are named.
+        """
         where = self.sheets[0].where
         names = [column.name for column in schema.inputs]
         if schema.words or not names:
-            raise SchemaError(f"the schema is of a text, and {where} has columns {show_names(self._input_names())}")
-        if self.schema is not None and self.chosen.inputs is None:
+            raise SchemaError(
+                f"the schema is of a text, and {where} has columns "
+                f"{show_names(self._input_names())}"
+            )
+        if self.schema is not None and self.choice.inputs is None:
             return
-        mine = self._input_names()
-        lacking = [name for name in names if name not in mine]
-        extra = [name for name in mine if name not in names]
-        if lacking or extra:
-            found = {"lacks": lacking, "has besides": extra}
-            what = " and ".join(f"{verb} {show_names(odd)}" for verb, odd in found.items() if odd)
-            raise SchemaError(f"{where} should have the input columns of the schema, but {what}; name 'inputs'")
+        present = self._input_names()
+        problems: list[str] = []
+        if missing := [name for name in names if name not in present]:
+            problems.append(f"lacks {show_names(missing)}")
+        if extra := [name for name in present if name not in names]:
+            problems.append(f"has besides {show_names(extra)}")
+        if problems:
+            raise SchemaError(
+                f"{where} should have the input columns of the schema, but "
+                f"{' and '.join(problems)}; name 'inputs'"
+            )
 
     def _check_target(self, schema: DataSchema) -> None:
-        chosen = self.chosen
-        if schema.target != chosen.target:
+        choice = self.choice
+        if schema.target != choice.target:
             raise SchemaError(
-                f"the target is {show_names(chosen.target)}, and that of the schema is {show_names(schema.target)}"
+                f"the target is {show_names(choice.target)}, and that of the schema is "
+                f"{show_names(schema.target)}"
             )
-        if chosen.task is not None and schema.task != chosen.task:
-            raise SchemaError(f"the task is {chosen.task}, and that of the schema is {schema.task}")
+        if choice.task is not None and schema.task != choice.task:
+            raise SchemaError(f"the task is {choice.task}, and that of the schema is {schema.task}")
 
 
 PARQUET = ".parquet"
@@ -457,32 +574,35 @@ PARQUET = ".parquet"
 
 @dataclass(frozen=True, kw_only=True)
 class FilesSettings:
-    """Which files and columns to read; see :func:`federation_from_frame`.
+    """Files to read, and roles of their columns; see :func:`federation_from_frame`.
 
     Parameters
     ----------
     files
-        A file, or a pattern such as ``hospitals/*.csv``: relative to the working directory, or else to the data folder.
+        A file, or a pattern such as ``hospitals/*.csv``: relative to the working directory, or else
+        to the data folder.
     target
         Column to predict, or several.
     client
-        Column that says whose a row is; if left out, each file is a client, by the name of the file.
+        Column with the name of the client that owns a row. If left out, each file is a client with
+        the name of the file.
     inputs, text
         Columns to predict from; all others if left out, or one column of texts.
     name
-        Of the data, for people; by default the folder's, or the file's.
+        Name of the data, for people; by default that of the folder, or of the file.
     drop
         Columns to leave out.
     separator, encoding
-        Character between two cells of a CSV file, and its encoding, by Python's names; detected for each file if left
-        out.
+        Character between two cells of a CSV file, and its encoding, by Python's names; detected for
+        each file if left out.
     decimal
         Decimal mark of numbers, ``.`` or ``,``; detected if left out.
     dates
-        Format of dates, such as ``%d.%m.%Y``, in the codes of Python's ``strptime``; detected if left out.
+        Format of dates, such as ``%d.%m.%Y``, in the codes of Python's ``strptime``; detected if
+        left out.
     schema
-        The columns, with their categories, and the labels: the fields of :class:`DataSchema`, or the path of a JSON
-        file that has them. By default, what the files have.
+        The columns, with their categories, and the labels: the fields of :class:`DataSchema`, or
+        the path of a JSON file that has them. By default, what the files have.
     """
 
     files: str
@@ -499,53 +619,76 @@ class FilesSettings:
     schema: Mapping[str, Any] | str | None = None
 
     def __post_init__(self) -> None:
-        separator, encoding = self.separator, self.encoding
+        separator = self.separator
+        encoding = self.encoding
         is_separate = separator is None or (is_separator(separator) and separator != self.decimal)
         is_known = encoding is None or is_encoding(encoding)
         require(
-            ("separator", separator, is_separate, "a character such as ';' or '\\t', and not the decimal mark"),
+            (
+                "separator",
+                separator,
+                is_separate,
+                "a character such as ';' or '\\t', and not the decimal mark",
+            ),
             ("encoding", encoding, is_known, "one that Python knows, such as 'cp1252' or 'utf-16'"),
             *Notation.checks(self.decimal, self.dates),
         )
         if Path(self.files).is_dir():
-            raise ConfigError(f"files = {self.files!r} is a folder; say which files in it, as '{self.files}/*.csv'")
-        self.chosen()
+            raise ConfigError(
+                f"files = {self.files!r} is a folder; say which files in it, as "
+                f"'{self.files}/*.csv'"
+            )
+        self.choice()
         if isinstance(self.schema, Mapping):
             DataSchema.read(self.schema)
 
     def check_clients(self) -> None:
-        """Check that there are several clients, as a simulation needs them; a ConfigError if there is one file."""
+        """Check that there are several clients, as for a simulation; a ConfigError for one file."""
         if self.client is None and not glob.has_magic(self.files):
             raise ConfigError(
-                f"files = {self.files!r} is one file; say by client = ... which column says whose a row is"
+                f"files = {self.files!r} is one file; say by client = ... which column says whose "
+                "a row is"
             )
 
     def federation(
-        self, settings: OwnSettings, task: TaskKind | None = None, data_dir: str | Path | None = None
+        self,
+        settings: OwnSettings,
+        task: TaskKind | None = None,
+        data_dir: str | Path | None = None,
     ) -> Federation:
-        """Read the files; raises what :func:`federation_from_frame` raises, and a DataError if no file matches."""
+        """Read the files and build a federation.
+
+        Raises
+        ------
+        ConfigError, DataError
+            As :func:`federation_from_frame`; also a DataError if no file matches.
+        """
         self.check_clients()
         return self.source(settings, task, data_dir).federation()
 
     def source(
-        self, settings: OwnSettings, task: TaskKind | None = None, data_dir: str | Path | None = None
+        self,
+        settings: OwnSettings,
+        task: TaskKind | None = None,
+        data_dir: str | Path | None = None,
     ) -> TableSource:
-        """Read the files, and encode nothing yet."""
-        paths = self._paths(data_dir)
-        if self.client is None and len({path.stem for path in paths}) < len(paths):
-            twice = next(path for path in paths if sum(path.stem == other.stem for other in paths) > 1)
+        """Read the files without encoding them."""
+        paths = self._find_paths(data_dir)
+        stems = [path.stem for path in paths]
+        if self.client is None and len(set(stems)) < len(stems):
+            repeated = next(stem for stem in stems if stems.count(stem) > 1)
             raise DataError(
-                f"files = {self.files!r} matches several files called {twice.stem!r}; a client is called as its file, "
-                "so their names should differ"
+                f"files = {self.files!r} matches several files called {repeated!r}; a client is "
+                "called as its file, so their names should differ"
             )
         sheets = [read_sheet(path, self.separator, self.encoding) for path in paths]
         schema = read_declared(self.schema)
-        return TableSource(sheets, self.chosen(task), self.title, settings, schema=schema)
+        return TableSource(sheets, self.choice(task), self.title, settings, schema=schema)
 
-    def chosen(self, task: TaskKind | None = None) -> Chosen:
-        """Return which columns are what."""
+    def choice(self, task: TaskKind | None = None) -> ColumnChoice:
+        """Return the roles of the columns."""
         target = self.target if isinstance(self.target, tuple) else (self.target,)
-        return Chosen(
+        return ColumnChoice(
             target,
             self.client,
             self.inputs,
@@ -557,33 +700,52 @@ class FilesSettings:
 
     @property
     def title(self) -> str:
-        """The name, or what the files say."""
+        """The name; by default that of the folder of a pattern, or of the file."""
+        if self.name:
+            return self.name
         path = Path(self.files)
-        return self.name or (path.parent.name if glob.has_magic(path.name) else path.stem) or "files"
+        if glob.has_magic(path.name):
+            return path.parent.name or "files"
+        return path.stem or "files"
 
-    def _paths(self, data_dir: str | Path | None) -> list[Path]:
-        place = data_dir or os.environ.get("FEDCLADE_DATA_DIR")
-        folders = [Path(), *([] if place is None else [Path(place).expanduser()])]
+    def _find_paths(self, data_dir: str | Path | None) -> list[Path]:
+        """Return the files that match, in the working directory or else in the data folder."""
+        folders = [Path()]
+        data_folder = data_dir or os.environ.get("FEDCLADE_DATA_DIR")
+        if data_folder is not None:
+            folders.append(Path(data_folder).expanduser())
         for folder in folders:
-            if found := matches(self.files, folder):
-                return found
+            paths = match_files(self.files, folder)
+            if paths:
+                return paths
         where = " or ".join(str(folder.absolute()) for folder in folders)
-        raise DataError(f"files = {shown(self.files)} matches no file in {where}; check the path, or --data-dir")
+        raise DataError(
+            f"files = {shown(self.files)} matches no file in {where}; check the path, or --data-dir"
+        )
 
 
-def matches(pattern: str, folder: Path) -> list[Path]:
-    """Return the files that a pattern matches, seen from a folder, in order."""
-    found = (folder / path for path in glob.glob(pattern, root_dir=folder, recursive=True))  # noqa: PTH207 -- of folders with brackets
-    return sorted(path for path in found if path.is_file())
+def match_files(pattern: str, folder: Path) -> list[Path]:
+    """Return the files that a pattern matches, relative to a folder, in alphabetical order."""
+    # Path.glob() would read brackets in the folder's own name as a pattern.
+    names = glob.glob(pattern, root_dir=folder, recursive=True)  # noqa: PTH207
+    paths = [folder / name for name in names]
+    return sorted(path for path in paths if path.is_file())
 
 
 def read_sheet(path: Path, separator: str | None = None, encoding: str | None = None) -> Sheet:
-    """Read a CSV, TSV or Parquet file; a text's separator and encoding are detected unless they are given.
+    """Read a CSV, TSV or Parquet file.
+
+    Parameters
+    ----------
+    path
+        The file.
+    separator, encoding
+        Separator of cells and encoding of a text file; detected if left out.
 
     Raises
     ------
     DataError
-        If the file is none of these, or cannot be read.
+        If the file has another ending, or cannot be read.
     """
     suffix = path.suffix.lower()
     if suffix not in (*DEFAULT_SEPARATORS, PARQUET):

@@ -1,12 +1,13 @@
-"""A federation's folder, written block by block, so that memory never holds all of it."""
+"""Writing of a federation's folder, block by block, so that memory never holds all of it."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -14,30 +15,31 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedclade.core import IGNORED, DataError, Indices, appear, make_folder, sha256_of
-from fedclade.data.client_table import ClientTable
+from fedclade.data.client_table import ClientTable, take_optional
 from fedclade.data.federation import Federation
 from fedclade.data.folder import CLIENTS, EXAMPLES, Header, Raw, write_arrow
 from fedclade.data.pool import Pool
 
 EXAMPLES_AT_A_TIME = 2**16
-"""Examples of a block that a federation is written in, unless one client has more."""
+"""Number of examples of a block, unless one client has more."""
 
 
 @dataclass(frozen=True, eq=False)
 class ClientBlock:
-    """Some clients, behind each other, to be written to a folder.
+    """A batch of clients to write, with their examples concatenated.
 
     Parameters
     ----------
     x, y
-        Their examples ``[m, ...]``, in the types of the pool: client behind client, and of each those for training,
-        for validation and for testing.
+        Examples ``[m, ...]`` of all clients, in the types of the pool; for each client those for
+        training, for validation and for testing.
     counts
-        How many each has of these, int64 ``[k, 3]``.
+        Number of these for each client, int64 ``[k, 3]``.
     ids, keys
         ``[k]``; None: the clients are numbered.
     names, clusters, view, quarter_turns
-        Of each; None if no client has any. ``view`` is the row of its label map, -1 for none.
+        Values for each client; None if no client has any. ``view`` is the row of the client's label
+        map, -1 for none.
     """
 
     x: Tensor
@@ -52,12 +54,12 @@ class ClientBlock:
 
 
 Counts = NDArray[np.int32]
-"""Of training, validation and test examples, ``[n, 3]``: as files have them."""
+"""Number of training, validation and test examples of each client ``[n, 3]``, as in files."""
 
 
 @dataclass(eq=False)
 class _Written:
-    """What has been written so far."""
+    """Facts about the blocks that have been written."""
 
     counts: list[Counts] = field(default_factory=list[Any])
     others: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
@@ -66,7 +68,7 @@ class _Written:
 
 
 OnClients = Callable[[int], object]
-"""Called with the number of clients that have been written so far."""
+"""Function of the number of clients that have been written."""
 
 
 def write_folder(
@@ -79,55 +81,51 @@ def write_folder(
     newcomers: int = 0,
     on_clients: OnClients | None = None,
 ) -> None:
-    """Write clients to a folder that appears when it is complete; memory holds one block, and some 100 bytes a client.
+    """Write clients to a folder that appears when it is complete.
+
+    Memory holds one block, and some 100 bytes for each client.
 
     Parameters
     ----------
     folder
-        It must not exist.
+        Path of the folder, which must not exist.
     like
-        A pool that says what the examples are; its own do not matter.
+        A pool with the types and the description of the examples; its own examples do not matter.
     blocks
-        The clients; all with what the first block has.
+        The clients; all blocks have the same fields as the first one.
     description
-        For people.
+        Description of the federation, for people.
     label_maps
-        ``[V, outputs]``, to which ``view`` of the blocks refers.
+        Label maps ``[V, outputs]``, to which ``view`` of the blocks refers.
     newcomers
-        How many of the last clients are held back from training.
+        Number of the last clients that are held back from training.
     on_clients
         Called after every block.
 
     Raises
     ------
     DataError
-        If the folder exists or cannot be written, or examples are of no use.
+        If the folder exists or cannot be written, or examples cannot be used.
     """
     folder = Path(folder)
     if folder.exists():
         raise DataError(f"{folder} exists already; name another folder, or remove it")
 
-    def write(beside: Path) -> None:
-        beside.mkdir()
-        raw = beside / "x.raw", beside / "y.raw"
-        written = _Written()
-        with raw[0].open("wb") as inputs, raw[1].open("wb") as targets:
-            for block in blocks:
-                _check(block, like, written.clients)
-                for file, digest, values in zip((inputs, targets), written.digests, (block.x, block.y), strict=True):
-                    data = values.contiguous().numpy().data
-                    file.write(data)
-                    digest.update(data)
-                _note(written, block)
-                if on_clients is not None:
-                    on_clients(written.clients)
-        kinds = _kind(like.x), _kind(like.y)
-        columns = {name: Raw(file, *kind) for name, file, kind in zip("xy", raw, kinds, strict=True)}
-        write_arrow(beside / EXAMPLES, columns)
-        for file in raw:
-            file.unlink()
+    def write(unfinished: Path) -> None:
+        """Write all files to a folder that gets its name when it is complete."""
+        unfinished.mkdir()
+        x_file = unfinished / "x.raw"
+        y_file = unfinished / "y.raw"
+        written = _write_examples(x_file, y_file, like, blocks, on_clients)
+        x_type = _describe_entry(like.x)
+        y_type = _describe_entry(like.y)
+        columns = {"x": Raw(x_file, *x_type), "y": Raw(y_file, *y_type)}
+        write_arrow(unfinished / EXAMPLES, columns)
+        x_file.unlink()
+        y_file.unlink()
         counts = np.concatenate(written.counts)
-        write_arrow(beside / CLIENTS, _client_columns(counts, written))
+        write_arrow(unfinished / CLIENTS, _build_client_columns(counts, written))
+        digests = "".join(digest.hexdigest() for digest in written.digests)
         Header(
             name=like.name,
             task=like.task,
@@ -136,119 +134,196 @@ def write_folder(
             std=like.std,
             vocabulary=like.vocabulary,
             columns=None if like.columns is None else asdict(like.columns),
-            inputs=kinds[0],
-            targets=kinds[1],
+            inputs=x_type,
+            targets=y_type,
             examples=int(counts.sum()),
             clients=written.clients - newcomers,
             newcomers=newcomers,
             description=description,
             label_maps=() if label_maps is None else tuple(map(tuple, label_maps.tolist())),
-            digest=hashlib.sha256("".join(each.hexdigest() for each in written.digests).encode()).hexdigest(),
-            sizes={name: (beside / name).stat().st_size for name in (EXAMPLES, CLIENTS)},
-            clients_digest=sha256_of(beside / CLIENTS),
-        ).write(beside)
+            digest=hashlib.sha256(digests.encode()).hexdigest(),
+            sizes={name: (unfinished / name).stat().st_size for name in (EXAMPLES, CLIENTS)},
+            clients_digest=sha256_of(unfinished / CLIENTS),
+        ).write(unfinished)
 
     try:
         make_folder(folder.parent)
         appear(folder, write)
     except OSError as error:
+        reason = error.strerror or error
         raise DataError(
-            f"cannot write {folder}: {error.strerror or error}; check the path and the free space"
+            f"cannot write {folder}: {reason}; check the path and the free space"
         ) from error
 
 
-def write_federation(federation: Federation, folder: str | Path, on_clients: OnClients | None = None) -> None:
-    """Write a federation to a folder, from which :func:`~fedclade.data.open_folder` maps it; see :func:`write_folder`.
+def _write_examples(
+    x_file: Path,
+    y_file: Path,
+    like: Pool,
+    blocks: Iterable[ClientBlock],
+    on_clients: OnClients | None,
+) -> _Written:
+    """Write the examples of all blocks to two files; return facts about them."""
+    written = _Written()
+    x_digest, y_digest = written.digests
+    with x_file.open("wb") as x_target, y_file.open("wb") as y_target:
+        for block in blocks:
+            _check_block(block, like, written.clients)
+            _append(x_target, x_digest, block.x)
+            _append(y_target, y_digest, block.y)
+            _record_block(written, block)
+            if on_clients is not None:
+                on_clients(written.clients)
+    return written
 
-    An example that several clients hold is written for each of them. What is done to batches (``augment``) is not kept.
+
+def _append(file: BinaryIO, digest: Any, values: Tensor) -> None:
+    """Append the bytes of values to a file and to its digest."""
+    data = values.contiguous().numpy().data
+    file.write(data)
+    digest.update(data)
+
+
+def write_federation(
+    federation: Federation, folder: str | Path, on_clients: OnClients | None = None
+) -> None:
+    """Write a federation to a folder, from which :func:`~fedclade.data.open_folder` maps it.
+
+    An example that several clients have is written for each of them. The augmentation of batches is
+    not stored. :func:`write_folder` describes the parameters and the errors.
     """
     if federation.stages:
-        raise DataError(f"{federation} changes during a run, and a folder holds what does not; leave data.drift out")
-    late = federation.newcomers
-    everyone = federation if late is None else federation.joined(late)
+        raise DataError(
+            f"{federation} changes during a run, and a folder holds what does not; leave "
+            "data.drift out"
+        )
+    everyone = federation
+    newcomers = 0
+    if federation.newcomers is not None:
+        everyone = federation.join(federation.newcomers)
+        newcomers = len(federation.newcomers)
     table = ClientTable.of(everyone.clients)
     write_folder(
         folder,
         federation.pool,
-        _blocks(everyone, table),
+        _divide_into_blocks(everyone, table),
         description=str(federation),
         label_maps=table.label_maps,
-        newcomers=0 if late is None else len(late),
+        newcomers=newcomers,
         on_clients=on_clients,
     )
 
 
-def _kind(values: Tensor) -> tuple[str, tuple[int, ...]]:
+def _describe_entry(values: Tensor) -> tuple[str, tuple[int, ...]]:
     """Return the type and the shape of one entry."""
     return str(values.numpy().dtype), tuple(values.shape[1:])
 
 
-def _check(block: ClientBlock, like: Pool, clients: int) -> None:
-    """Check what a federation would check once it is read."""
+def _check_block(block: ClientBlock, like: Pool, clients: int) -> None:
+    """Check a block as the federation would check it when it is read."""
     where = f"the block of client {clients}"
-    for what, mine, its in (("inputs", block.x, like.x), ("targets", block.y, like.y)):
-        if mine.dtype != its.dtype or mine.shape[1:] != its.shape[1:]:
-            wanted, got = (f"{each.dtype} {list(each.shape[1:])}" for each in (its, mine))
-            raise DataError(f"{what} of {where} should be {wanted}, got {got}")
-        if mine.is_floating_point() and not bool(mine.isfinite().all()):
-            raise DataError(f"{what} of {where} hold NaN or infinite numbers; fill them in, or leave the examples out")
+    _check_values(f"inputs of {where}", block.x, like.x)
+    _check_values(f"targets of {where}", block.y, like.y)
     if not block.y.is_floating_point():
-        odd = ((block.y < 0) & (block.y != IGNORED)) | (block.y >= like.outputs)
-        if bool(odd.any()):
-            raise DataError(f"labels of {where} should lie in 0 .. {like.outputs - 1}, got {int(block.y[odd][0])}")
+        refused = ((block.y < 0) & (block.y != IGNORED)) | (block.y >= like.outputs)
+        if bool(refused.any()):
+            raise DataError(
+                f"labels of {where} should lie in 0 .. {like.outputs - 1}, got "
+                f"{int(block.y[refused][0])}"
+            )
     if not len(block.x) == len(block.y) == int(block.counts.sum()):
-        raise DataError(f"{where} has {len(block.x)} inputs, {len(block.y)} targets and {block.counts.sum()} examples")
-    odd = np.flatnonzero((block.counts[:, [0, 2]] < 1).any(1))
-    if len(odd):
-        few = block.counts[odd[0]].tolist()
-        raise DataError(f"client {clients + odd[0]} needs training and test examples, got {few}")
+        raise DataError(
+            f"{where} has {len(block.x)} inputs, {len(block.y)} targets and {block.counts.sum()} "
+            "examples"
+        )
+    training_and_test = block.counts[:, [0, 2]]
+    short = np.flatnonzero((training_and_test < 1).any(1))
+    if len(short):
+        raise DataError(
+            f"client {clients + short[0]} needs training and test examples, got "
+            f"{block.counts[short[0]].tolist()}"
+        )
 
 
-_OTHERS = {"id": "ids", "key": "keys", "name": "names", "cluster": "clusters", "view": "view"} | {
-    "quarter_turns": "quarter_turns"
+def _check_values(what: str, values: Tensor, like: Tensor) -> None:
+    """Check that inputs or targets look like those of the pool, and are finite."""
+    if values.dtype != like.dtype or values.shape[1:] != like.shape[1:]:
+        expected = f"{like.dtype} {list(like.shape[1:])}"
+        actual = f"{values.dtype} {list(values.shape[1:])}"
+        raise DataError(f"{what} should be {expected}, got {actual}")
+    if values.is_floating_point() and not bool(values.isfinite().all()):
+        raise DataError(
+            f"{what} hold NaN or infinite numbers; fill them in, or leave the examples out"
+        )
+
+
+_CLIENT_COLUMNS = {
+    "id": "ids",
+    "key": "keys",
+    "name": "names",
+    "cluster": "clusters",
+    "view": "view",
+    "quarter_turns": "quarter_turns",
 }
-"""Columns of clients by the fields of a block."""
+"""Fields of a block by the column of the clients' file."""
 
 
-def _note(written: _Written, block: ClientBlock) -> None:
+def _record_block(written: _Written, block: ClientBlock) -> None:
+    """Record the clients of a block."""
     numbers = np.arange(written.clients, written.clients + len(block.counts))
     written.counts.append(block.counts.astype(np.int32))
-    for name, attribute in _OTHERS.items():
+    for name, attribute in _CLIENT_COLUMNS.items():
         values = getattr(block, attribute)
-        values = numbers if values is None and name in ("id", "key") else values
+        if values is None and name in ("id", "key"):
+            values = numbers
         if values is not None:
             written.others.setdefault(name, []).append(values)
     written.clients += len(block.counts)
 
 
-def _client_columns(counts: Counts, written: _Written) -> dict[str, Any]:
-    each = counts.sum(1, dtype=np.int64)
-    columns: dict[str, NDArray[Any] | Sequence[str]] = {"start": each.cumsum() - each}
+def _build_client_columns(counts: Counts, written: _Written) -> dict[str, Any]:
+    """Return the columns of the clients' file."""
+    totals = counts.sum(1, dtype=np.int64)
+    columns: dict[str, NDArray[Any] | Sequence[str]] = {"start": totals.cumsum() - totals}
     columns |= zip(("train", "validation", "test"), np.ascontiguousarray(counts.T), strict=True)
-    for name, values in written.others.items():
-        whole = [v for some in values for v in some] if name == "name" else np.concatenate(values)
-        columns[name] = whole
-        if len(whole) != len(counts):
-            raise DataError(f"all clients of a folder should have a {name}, or none, got {len(whole)} of {len(counts)}")
+    for name, blocks in written.others.items():
+        if name == "name":
+            columns[name] = list(chain.from_iterable(blocks))
+        else:
+            columns[name] = np.concatenate(blocks)
+        if len(columns[name]) != len(counts):
+            raise DataError(
+                f"all clients of a folder should have a {name}, or none, got "
+                f"{len(columns[name])} of {len(counts)}"
+            )
     return columns
 
 
-def _blocks(federation: Federation, table: ClientTable) -> Iterator[ClientBlock]:
-    pool, truth = federation.pool, federation.true_clusters
-    counts = np.stack([table.train.counts, table.validation.counts, table.test.counts], axis=1)
-    part = counts.sum(1).cumsum() // EXAMPLES_AT_A_TIME
-    for some in np.split(np.arange(len(table)), np.flatnonzero(np.diff(part)) + 1):
-        held = [split.of(place) for place in some.tolist() for split in (table.train, table.validation, table.test)]
-        rows = torch.from_numpy(np.concatenate(held))
-        ids = table.ids[some]
+def _divide_into_blocks(federation: Federation, table: ClientTable) -> Iterator[ClientBlock]:
+    """Yield the clients of a federation in blocks of about :data:`EXAMPLES_AT_A_TIME` examples."""
+    pool = federation.pool
+    truth = federation.true_clusters
+    splits = (table.train, table.validation, table.test)
+    counts = np.stack([split.counts for split in splits], axis=1)
+    block_of = counts.sum(1).cumsum() // EXAMPLES_AT_A_TIME
+    block_starts = np.flatnonzero(np.diff(block_of)) + 1
+    for places in np.split(np.arange(len(table)), block_starts):
+        indices = [split.of(place) for place in places.tolist() for split in splits]
+        rows = torch.from_numpy(np.concatenate(indices))
+        ids = table.ids[places]
+        names = clusters = None
+        if table.names is not None:
+            names = [table.all_names[int(place)] for place in places]
+        if truth is not None:
+            clusters = np.array([truth[client] for client in ids.tolist()], dtype=np.int64)
         yield ClientBlock(
             pool.x[rows],
             pool.y[rows],
-            counts[some],
-            ids,
-            table.keys[some],
-            None if table.names is None else [table.all_names[int(place)] for place in some],
-            None if truth is None else np.array([truth[client] for client in ids.tolist()], dtype=np.int64),
-            None if table.view is None else table.view[some],
-            None if table.quarter_turns is None else table.quarter_turns[some],
+            counts[places],
+            ids=ids,
+            keys=table.keys[places],
+            names=names,
+            clusters=clusters,
+            view=take_optional(table.view, places),
+            quarter_turns=take_optional(table.quarter_turns, places),
         )

@@ -1,10 +1,9 @@
-"""From a source's name to a federation: pool, partition, shift, and each client's validation and test data."""
+"""Loading of federations: pool, partition, shift, and each client's validation and test data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -12,15 +11,21 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from fedclade.core import ConfigError, checked, defaults, known_arguments, require, rng, unknown
-from fedclade.data.client_data import Augment, augment_of
-from fedclade.data.drift import Drift, drift_of, drifting
+from fedclade.data.client_data import Augment, resolve_augment
+from fedclade.data.drift import Drift, apply_drift, read_drift
 from fedclade.data.federation import ClientData, Federation
-from fedclade.data.own import pool_from_torch
-from fedclade.data.partition import Parts, partition_named, set_aside, share_out, train_and_test
-from fedclade.data.poisoned import as_seen
+from fedclade.data.partition import (
+    Parts,
+    find_partition,
+    set_aside,
+    share_examples,
+    split_train_test,
+)
+from fedclade.data.poisoned import apply_views
 from fedclade.data.pool import Pool, Scaling
-from fedclade.data.shift import shift_named, shift_views
+from fedclade.data.shift import find_shift, shift_views
 from fedclade.data.sources import SOURCES, load_pool
+from fedclade.data.user_data import pool_from_torch
 from fedclade.data.view import View
 
 DEFAULT_CLUSTERS = 4
@@ -50,58 +55,64 @@ def load_federation(
     partition_arguments: Mapping[str, Any] | None = None,
     shift_arguments: Mapping[str, Any] | None = None,
 ) -> Federation:
-    """Build a federation: load the data, partition it, and make clients of different clusters see it differently.
+    """Build a federation: load the data, partition it, and apply a shift to each true cluster.
 
-    A client's test data follows the distribution of its training data, and its shift. With an iid partition every
-    client is tested on the source's whole test split (Sattler et al. 2019, eq. 53). If clients differ in their labels,
-    each is tested on test examples in the proportions of its own labels. With partition ``natural``, or if the source
-    has no test split, a client is tested on examples of its own: those in the source's test split if every client has
-    some there, else some that it holds back, as with partition ``power_law``.
+    A client's test data follows the distribution of its training data, and its shift. With an iid
+    partition every client is tested on the source's whole test split (Sattler et al. 2019, eq. 53).
+    If clients differ in their labels, each is tested on test examples in the proportions of its own
+    labels. With partition ``natural``, or if the source has no test split, a client is tested on
+    examples of its own: those in the source's test split if every client has some there, else some
+    that it holds back, as with partition ``power_law``.
 
     Parameters
     ----------
     source
-        One of :data:`~fedclade.data.SOURCES`, a :class:`~fedclade.data.Pool`, or a map-style torch data set of
-        ``(x, label)`` pairs.
+        One of :data:`~fedclade.data.SOURCES`, a :class:`~fedclade.data.Pool`, or a map-style torch
+        data set of ``(x, label)`` pairs.
     clients
-        How many. None, with partition ``natural`` only: all that the data knows.
+        Number of clients. None, with partition ``natural`` only: all that the data knows.
     samples_per_client
-        Keep at most so many examples of each client (what it holds back included); None keeps all.
+        Largest number of examples of each client, including those that it holds back; None keeps
+        all.
     partition
         One of :data:`~fedclade.data.PARTITIONS`, a package's, or ``module:function``.
     shift
         One of :data:`~fedclade.data.SHIFTS`, a package's, or ``module:function``.
     clusters
-        Number of true clusters, for a shift or for partition ``label_groups``; by default 4, or fewer if there are not
-        that many clients or, for ``label_groups``, labels. Otherwise 1 or None.
+        Number of true clusters, for a shift or for partition ``label_groups``; by default 4, or
+        fewer if there are not that many clients or, for ``label_groups``, labels. Otherwise 1 or
+        None.
     validation_fraction
-        Part of each client's training examples that it sets aside as validation data, and then does not train on, in
-        [0, 1); if above 0, then at least one example, but not all of several.
+        Part of each client's training examples that it sets aside as validation data, and then does
+        not train on, in [0, 1); if above 0, then at least one example, but not all of several.
     test_samples
-        Test each client on at most so many examples; None on as many as there are.
+        Largest number of test examples of each client; None: no limit.
     test_fraction
-        Part of its own examples that a client holds back for testing, in (0, 1), where it is tested on these; None: a
-        tenth with partition ``power_law``, as in Li et al. 2018, otherwise a fifth.
+        Part of its own examples that a client holds back for testing, in (0, 1), where it is tested
+        on these; None: a tenth with partition ``power_law``, as in Li et al. 2018, otherwise a
+        fifth.
     scaling
-        Of images: by mean and standard deviation of the ``source``; to the ``unit`` interval and no further, as FL+HC
-        has MNIST, by its threshold; or by mean and deviation of each ``pixel`` over all images of the source, as Li et
-        al. 2018 and FedGroup have it.
+        Of images: by mean and standard deviation of the ``source``; to the ``unit`` interval and no
+        further, as FL+HC has MNIST, by its threshold; or by mean and deviation of each ``pixel``
+        over all images of the source, as Li et al. 2018 and FedGroup have it.
     augment
-        A function that the inputs of every training batch go through, or its ``module:function``; see
-        :class:`Federation`.
+        A function that the inputs of every training batch go through, or its ``module:function``;
+        see :class:`Federation`.
     drift
-        How clients' data changes during a run, a :class:`~fedclade.data.Drift` or its fields; it does not, if left out.
+        Change of the clients' data during a run, a :class:`~fedclade.data.Drift` or its fields; no
+        change by default.
     views
-        Whether the true clusters of a shift share the source's training examples between them, in ``parts``, or
-        ``each`` has all of them, as in IFCA's rotated MNIST (Ghosh et al. 2020), for equally many clients.
+        Whether the true clusters of a shift share the source's training examples between them, in
+        ``parts``, or ``each`` has all of them, as in IFCA's rotated MNIST (Ghosh et al. 2020), for
+        equally many clients.
     newcomers
-        Number of further clients, held back from training: ``Federation.newcomers``, spread evenly over the true
-        clusters. With ``samples_per_client`` they get what the others leave, whose data is the same as without them;
-        otherwise they are drawn from all.
+        Number of further clients, held back from training: ``Federation.newcomers``, spread evenly
+        over the true clusters. With ``samples_per_client`` they get what the others leave, whose
+        data is the same as without them; otherwise they are drawn from all.
     newcomer_samples
-        Keep at most so many examples of each newcomer; by default as many as of the others.
+        Largest number of examples of each newcomer; by default that of the other clients.
     seed
-        Same seed, same federation.
+        The same seed gives the same federation.
     data_dir
         Folder with the data; see :func:`~fedclade.data.load_pool`.
     source_arguments, partition_arguments, shift_arguments
@@ -116,7 +127,7 @@ def load_federation(
     MissingExtraError
         If an optional package is needed and not installed.
     """
-    arguments, augmented = dict(partition_arguments or {}), augment_of(augment)
+    augment_function = resolve_augment(augment)
     check_newcomers(newcomers, newcomer_samples, clients)
     check_data_settings(
         clients=clients,
@@ -131,99 +142,228 @@ def load_federation(
         drift=drift,
         views=views,
     )
-    doubled = partition == "label_groups" and "clusters" in arguments
-    named, given = isinstance(source, str), dict(source_arguments or {})
-    require(
-        ("seed", seed, seed >= 0, "at least 0"),
-        ("partition_arguments", arguments, not doubled, "without 'clusters', which is a setting of its own"),
-        ("source_arguments", given, named or not given, "empty unless the source is given by its name"),
-    )
-    if isinstance(source, str):
-        if source in SOURCES and "clients" in known_arguments(SOURCES[source].load) and clients is not None:
-            given = {"clients": clients + newcomers, **given}  # a source that is made for so many clients
-        source = load_pool(source, data_dir=data_dir, seed=seed, **given)
-    pool = (source if isinstance(source, Pool) else pool_from_torch(source)).scaled(scaling)
+    options = dict(partition_arguments or {})
+    _check_options(source, dict(source_arguments or {}), partition, options, seed=seed)
+    pool = _load_examples(
+        source, source_arguments or {}, clients, newcomers, data_dir=data_dir, seed=seed
+    ).scaled(scaling)
+
+    shift_kind = find_shift(shift)
+    is_shared_shift = shift != "none" and not shift_kind.of_clients
     if partition == "label_groups":
         labels = len(np.unique(pool.groups[pool.train]))
-        clusters = arguments["clusters"] = clusters or min(DEFAULT_CLUSTERS, clients or 1, labels)
-    elif shift != "none" and clients is not None and not shift_named(shift).of_clients:
+        clusters = clusters or min(DEFAULT_CLUSTERS, clients or 1, labels)
+        options["clusters"] = clusters
+    elif is_shared_shift and clients is not None:
         clusters = clusters or min(DEFAULT_CLUSTERS, clients)
-    limits = {"samples_per_client": samples_per_client, "newcomer_samples": newcomer_samples}
-    share = partial(share_out, pool, partition, clusters=clusters or 1, arguments=arguments, **limits)
+
+    def share(number: int | None, late: int, share_seed: int) -> tuple[Parts, list[int]]:
+        """Partition the pool among clients and newcomers."""
+        return share_examples(
+            pool,
+            partition,
+            number,
+            late,
+            samples_per_client=samples_per_client,
+            newcomer_samples=newcomer_samples,
+            clusters=clusters or 1,
+            seed=share_seed,
+            arguments=options,
+        )
+
     if views == "each":
-        parts, places = _each_view(share, clients, newcomers, shift, clusters or 1, seed)
+        parts, places = _share_by_view(
+            share, clients, newcomers, is_shared_shift, clusters=clusters or 1, seed=seed
+        )
     else:
-        parts, places = share(clients, newcomers, seed=seed)
+        parts, places = share(clients, newcomers, seed)
     if test_fraction is not None:
         parts = replace(parts, own_test_fraction=test_fraction)
-    n = len(places) - newcomers
-    if shift != "none" and not shift_named(shift).of_clients:
-        clusters = clusters or min(DEFAULT_CLUSTERS, n)
-    seen_by, drawn = shift_views(pool, shift, clients=n, clusters=clusters or 1, seed=seed, **(shift_arguments or {}))
-    kind = shift_named(shift)
-    if kind.of_clients:
-        clusters = len(seen_by)
+
+    trained = len(places) - newcomers
+    if is_shared_shift:
+        # With partition "natural", the number of clients is known only now.
+        clusters = clusters or min(DEFAULT_CLUSTERS, trained)
+    shift_options = dict(shift_arguments or {})
+    cluster_views, drawn = shift_views(
+        pool, shift, clients=trained, clusters=clusters or 1, seed=seed, **shift_options
+    )
+    if shift_kind.of_clients:
+        clusters = len(cluster_views)
         cluster_of = [*drawn, *(newcomer % clusters for newcomer in range(newcomers))]
     else:
-        cluster_of = [place % len(seen_by) for place in places]
-    of_each = [seen_by[cluster] for cluster in cluster_of]
-    members = _client_data(pool, parts, of_each, validation_fraction, test_samples, seed)
-    usual = {"clusters": clusters, **defaults(partition_named(partition).split)}
-    unusual = {key: value for key, value in arguments.items() if value != usual.get(key)}
-    partitioned = f", partition {partition}{_told(unusual)}"
-    all_of_shift = {**defaults(kind.views), **(shift_arguments or {})}
-    shifted = f", shift {shift}{_told(all_of_shift)}" if shift != "none" else ""
-    is_drawn = kind.of_clients  # so that how many there are is for the seed to say
-    grouped = f", {clusters} cluster{'s' if clusters > 1 else ''}" if clusters and not is_drawn else ""
+        cluster_of = [place % len(cluster_views) for place in places]
+    client_views = [cluster_views[cluster] for cluster in cluster_of]
+    members = _build_clients(
+        pool,
+        parts,
+        client_views,
+        validation_fraction=validation_fraction,
+        test_samples=test_samples,
+        seed=seed,
+    )
 
-    def federation(members: tuple[ClientData, ...], newcomers: Federation | None = None) -> Federation:
-        truth = {client.id: cluster_of[client.id] for client in members} if clusters else None
-        description = f"{pool.name}, {len(members)} clients{partitioned}{shifted}{grouped}"
-        return Federation(pool, members, truth, description, newcomers, augmented)
+    details = _describe_partition(partition, options, clusters)
+    details += _describe_shift(shift, shift_options)
+    # If a shift draws a view for each client, the number of clusters is a result of the seed.
+    if clusters and not shift_kind.of_clients:
+        details += f", {clusters} cluster{'s' if clusters > 1 else ''}"
 
-    whole = federation(members[:n], federation(members[n:]) if newcomers else None)
-    moving = drift_of(drift)
-    return as_seen(whole, seen_by) if moving is None else drifting(whole, seen_by, moving, seed)
+    def build(some: tuple[ClientData, ...], late: Federation | None = None) -> Federation:
+        """Build the federation of some of the clients."""
+        truth = None
+        if clusters:
+            truth = {client.id: cluster_of[client.id] for client in some}
+        description = f"{pool.name}, {len(some)} clients{details}"
+        return Federation(
+            pool, some, truth, description=description, newcomers=late, augment=augment_function
+        )
+
+    late = build(members[trained:]) if newcomers else None
+    whole = build(members[:trained], late)
+    return _transform(whole, cluster_views, read_drift(drift), seed)
 
 
-def _told(arguments: Mapping[str, Any]) -> str:
-    return f" ({', '.join(f'{name} {value}' for name, value in arguments.items())})" if arguments else ""
+def _transform(
+    federation: Federation, views: Sequence[View], drift: Drift | None, seed: int
+) -> Federation:
+    """Return a federation with the views of its true clusters, and with the stages of a drift."""
+    if drift is None:
+        return apply_views(federation, views)
+    return apply_drift(federation, views, drift, seed)
 
 
-def _each_view(
-    share: Callable[..., tuple[Parts, list[int]]],
+def _check_options(
+    source: str | Pool | Dataset[Any],
+    source_options: Mapping[str, Any],
+    partition: str,
+    partition_options: Mapping[str, Any],
+    *,
+    seed: int,
+) -> None:
+    """Check the seed, and that no option is given twice or in vain."""
+    has_clusters_twice = partition == "label_groups" and "clusters" in partition_options
+    takes_options = isinstance(source, str) or not source_options
+    partition_rule = "without 'clusters', which is a setting of its own"
+    source_rule = "empty unless the source is given by its name"
+    require(
+        ("seed", seed, seed >= 0, "at least 0"),
+        ("partition_arguments", partition_options, not has_clusters_twice, partition_rule),
+        ("source_arguments", source_options, takes_options, source_rule),
+    )
+
+
+def _load_examples(
+    source: str | Pool | Dataset[Any],
+    options: Mapping[str, Any],
     clients: int | None,
     newcomers: int,
-    shift: str,
+    *,
+    data_dir: str | Path | None,
+    seed: int,
+) -> Pool:
+    """Return the pool of a source, which is a name, a pool or a torch data set."""
+    if isinstance(source, Pool):
+        return source
+    if not isinstance(source, str):
+        return pool_from_torch(source)
+    is_made_for_clients = source in SOURCES and "clients" in known_arguments(SOURCES[source].load)
+    if is_made_for_clients and clients is not None:
+        options = {"clients": clients + newcomers, **options}
+    return load_pool(source, data_dir=data_dir, seed=seed, **options)
+
+
+def _describe_partition(partition: str, options: Mapping[str, Any], clusters: int | None) -> str:
+    """Return the partition and the options that differ from their defaults."""
+    usual = {"clusters": clusters, **defaults(find_partition(partition).split)}
+    changed = {name: value for name, value in options.items() if value != usual.get(name)}
+    return f", partition {partition}{_show_options(changed)}"
+
+
+def _describe_shift(shift: str, options: Mapping[str, Any]) -> str:
+    """Return the shift and all of its options; nothing without a shift."""
+    if shift == "none":
+        return ""
+    all_options = {**defaults(find_shift(shift).views), **options}
+    return f", shift {shift}{_show_options(all_options)}"
+
+
+def _show_options(options: Mapping[str, Any]) -> str:
+    """Return options for a description."""
+    if not options:
+        return ""
+    return f" ({', '.join(f'{name} {value}' for name, value in options.items())})"
+
+
+def _share_by_view(
+    share: Callable[[int, int, int], tuple[Parts, list[int]]],
+    clients: int | None,
+    newcomers: int,
+    is_shared_shift: bool,
+    *,
     clusters: int,
     seed: int,
 ) -> tuple[Parts, list[int]]:
-    """Share the source out once for each true cluster; client i is the next one of cluster i mod ``clusters``."""
-    shifted = shift != "none" and not shift_named(shift).of_clients
-    whole = clients is not None and clients % clusters == 0
+    """Share all examples out once for each true cluster.
+
+    Client i is the next client of cluster i mod ``clusters``.
+    """
+    is_multiple = clients is not None and clients % clusters == 0
+    view_rule = "'parts' without a shift, or with one that draws a view for each client"
+    client_rule = f"a multiple of the number of clusters ({clusters}) where each has all examples"
     require(
-        ("views", "each", shifted, "'parts' without a shift, or with one that draws a view for each client"),
-        ("clients", clients, whole, f"a multiple of the number of clusters ({clusters}) where each has all examples"),
+        ("views", "each", is_shared_shift, view_rule),
+        ("clients", clients, is_multiple, client_rule),
         ("newcomers.clients", newcomers, newcomers == 0, "0 where each cluster has all examples"),
     )
-    count = (clients or 0) // clusters
-    each = [share(count, 0, seed=rng.torch_seed(seed, "view", k) % 2**31)[0] for k in range(clusters)]
-    indices = [each[client % clusters].indices[client // clusters] for client in range(count * clusters)]
-    return replace(each[0], indices=indices, names=None), [*range(len(indices))]
+    per_cluster = (clients or 0) // clusters
+    shares: list[Parts] = []
+    for cluster in range(clusters):
+        # Partitions take seeds below 2^31.
+        cluster_seed = rng.torch_seed(seed, "view", cluster) % 2**31
+        parts, _ = share(per_cluster, 0, cluster_seed)
+        shares.append(parts)
+    indices = [
+        shares[client % clusters].indices[client // clusters]
+        for client in range(per_cluster * clusters)
+    ]
+    return replace(shares[0], indices=indices, names=None), [*range(len(indices))]
 
 
-def _client_data(
-    pool: Pool, parts: Parts, views: Sequence[View], validation_fraction: float, test_samples: int | None, seed: int
+def _build_clients(
+    pool: Pool,
+    parts: Parts,
+    views: Sequence[View],
+    *,
+    validation_fraction: float,
+    test_samples: int | None,
+    seed: int,
 ) -> tuple[ClientData, ...]:
-    """Return every client with its training, validation and test data, and its view of them."""
-    names = parts.names or [f"client-{i}" for i in range(len(parts.indices))]
-    trains, tests = train_and_test(pool, parts, test_samples, seed)
+    """Return the clients with their training, validation and test data, and their views."""
+    names = parts.names or [f"client-{client}" for client in range(len(parts.indices))]
+    trains, tests = split_train_test(pool, parts, test_samples, seed)
     members: list[ClientData] = []
-    for i, view in enumerate(views):
-        train, validation = set_aside(trains[i], validation_fraction, "validation", seed, i)
-        draw = rng.generator(seed, "classes", i)
-        train, validation, test = (view.chosen(indices, pool, draw) for indices in (train, validation, tests[i]))
-        members.append(ClientData(i, names[i], i, train, validation, test, view.label_map, view.quarter_turns))
+    for client, view in enumerate(views):
+        train, validation = set_aside(
+            trains[client], validation_fraction, "validation", seed=seed, client=client
+        )
+        draw = rng.generator(seed, "classes", client)
+        # The order of the draws matters: training, validation, then test examples.
+        train = view.choose(train, pool, draw)
+        validation = view.choose(validation, pool, draw)
+        test = view.choose(tests[client], pool, draw)
+        members.append(
+            ClientData(
+                client,
+                names[client],
+                client,
+                train=train,
+                validation=validation,
+                test=test,
+                label_map=view.label_map,
+                quarter_turns=view.quarter_turns,
+            )
+        )
     return tuple(members)
 
 
@@ -242,34 +382,41 @@ def check_data_settings(
     views: str = "parts",
 ) -> None:
     """Check the settings of :func:`load_federation` that can be checked without the data."""
-    partition_named(partition)
-    shift_named(shift)
-    drift_of(drift)
+    find_partition(partition)
+    find_shift(shift)
+    read_drift(drift)
     if scaling not in get_args(Scaling):
         raise ConfigError(unknown("scaling", scaling, get_args(Scaling)))
-    everyone = clients is None and partition == "natural"
-    is_fraction = test_fraction is None or 0 < test_fraction < 1
-    grouped, shifted = partition == "label_groups", shift != "none"
-    without_clusters = "1 or left out when there is neither a shift nor partition 'label_groups'"
-    no_shift = "'none' with partition 'label_groups', which makes clusters itself"
+    is_all = clients is None and partition == "natural"
+    is_count = clients is not None and clients >= 1
+    is_limit = samples_per_client is None or samples_per_client >= 1
+    is_test_limit = test_samples is None or test_samples >= 1
+    is_test_fraction = test_fraction is None or 0 < test_fraction < 1
+    is_grouped = partition == "label_groups"
+    is_shifted = shift != "none"
+    may_have_clusters = clusters in (None, 1) or is_grouped or is_shifted
+    cluster_rule = "1 or left out when there is neither a shift nor partition 'label_groups'"
+    shift_rule = "'none' with partition 'label_groups', which makes clusters itself"
     require(
-        ("clients", clients, everyone or (clients is not None and clients >= 1), "at least 1"),
-        ("samples_per_client", samples_per_client, samples_per_client is None or samples_per_client >= 1, "at least 1"),
+        ("clients", clients, is_all or is_count, "at least 1"),
+        ("samples_per_client", samples_per_client, is_limit, "at least 1"),
         ("clusters", clusters, clusters is None or clusters >= 1, "at least 1"),
-        ("clusters", clusters, clusters in (None, 1) or grouped or shifted, without_clusters),
-        ("shift", shift, not (grouped and shifted), no_shift),
+        ("clusters", clusters, may_have_clusters, cluster_rule),
+        ("shift", shift, not (is_grouped and is_shifted), shift_rule),
         ("validation_fraction", validation_fraction, 0 <= validation_fraction < 1, "in [0, 1)"),
-        ("test_samples", test_samples, test_samples is None or test_samples >= 1, "at least 1"),
-        ("test_fraction", test_fraction, is_fraction, "greater than 0 and less than 1"),
+        ("test_samples", test_samples, is_test_limit, "at least 1"),
+        ("test_fraction", test_fraction, is_test_fraction, "greater than 0 and less than 1"),
         ("views", views, views in ("parts", "each"), "'parts' or 'each'"),
     )
 
 
 def check_newcomers(newcomers: int, newcomer_samples: int | None, clients: int | None) -> None:
     """Check the settings of newcomers; see :func:`load_federation`."""
-    counted, some = newcomers == 0 or clients is not None, newcomer_samples is None or newcomer_samples >= 1
+    is_possible = newcomers == 0 or clients is not None
+    is_limit = newcomer_samples is None or newcomer_samples >= 1
+    rule = "0 unless data.clients says how many others there are"
     require(
         ("newcomers.clients", newcomers, newcomers >= 0, "at least 0"),
-        ("newcomers.clients", newcomers, counted, "0 unless data.clients says how many others there are"),
-        ("newcomers.samples_per_client", newcomer_samples, some, "at least 1"),
+        ("newcomers.clients", newcomers, is_possible, rule),
+        ("newcomers.samples_per_client", newcomer_samples, is_limit, "at least 1"),
     )

@@ -1,4 +1,4 @@
-"""Partitions: which training examples each client gets."""
+"""Partitions: the assignment of training examples to clients."""
 
 from __future__ import annotations
 
@@ -29,52 +29,73 @@ from fedclade.core import (
 from fedclade.data.arrays import as_indices
 from fedclade.data.pool import Pool
 
-# The result of a partition, and what all partitions use.
+# The result of a partition, and helpers of all partitions.
 
 TestRule = Literal["pool", "parts", "matched", "own"]
-"""What to test clients on.
+"""Test examples of a client.
 
-The whole test split; an equal part of it; its examples in proportion to the client's labels; or examples of their own.
+``pool``: the whole test split; ``parts``: an equal part of it; ``matched``: test examples in the
+proportions of the client's training labels; ``own``: some of the client's own examples.
 """
 
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """What each client gets: indices into the pool, all in ``pool.train``, or in ``pool.test`` for tests of its own."""
+    """Result of a partition: the examples of each client.
 
-    indices: list[Indices]  # of each client; no index is given out twice
-    names: list[str] | None = None  # of the clients, where the partition knows them
-    test: TestRule = "matched"  # so that a client's test data has the distribution of its training data
-    own_test_fraction: float = 0.2  # of its own examples, that a client holds back where it is tested on these
+    Parameters
+    ----------
+    indices
+        Indices into the pool, int64 ``[n]`` for each client. All are in ``pool.train``, or with
+        ``test = "own"`` perhaps in ``pool.test``. No index belongs to two clients.
+    names
+        Names of the clients, if the partition knows them.
+    test
+        Test examples of the clients. With ``matched``, a client's test data has the distribution of
+        its training data.
+    own_test_fraction
+        Fraction of its own examples that a client holds back for testing, with ``test = "own"``.
+    """
+
+    indices: list[Indices]
+    names: list[str] | None = None
+    test: TestRule = "matched"
+    own_test_fraction: float = 0.2
 
 
-def shuffled(pool: Pool, seed: int) -> Indices:
+def shuffle_training(pool: Pool, seed: int) -> Indices:
     """Return the training examples in random order."""
     return rng.generator(seed, "partition").permutation(pool.train)
 
 
-def labels_of(pool: Pool) -> Indices:
-    """Return the groups that occur in the training data, in order; a partition by label goes by these."""
+def list_labels(pool: Pool) -> Indices:
+    """Return the different groups of the training examples, in ascending order."""
     check_groups(pool)
     return np.unique(pool.groups[pool.train])
 
 
 def check_groups(pool: Pool) -> None:
-    """Check that a partition can go by labels."""
+    """Check that a pool can be partitioned by label."""
     if pool.task in ("multilabel", "regression") and not pool.groups.any():
         raise ConfigError(
-            f"a partition by label needs labels, but {pool.name} has {pool.task} targets and no groups; take 'iid', "
-            "'quantity_skew' or 'natural'"
+            f"a partition by label needs labels, but {pool.name} has {pool.task} targets and no "
+            "groups; take 'iid', 'quantity_skew' or 'natural'"
         )
 
 
-def require_labels(labels_per_client: int, labels: Indices, pool: Pool) -> None:
-    """Check that there are so many labels for a client."""
+def check_labels_per_client(labels_per_client: int, labels: Indices, pool: Pool) -> None:
+    """Check that the pool has enough labels for a client."""
     rule = f"from 1 to the number of labels ({len(labels)}) in {pool.name}"
-    require(("labels_per_client", labels_per_client, 1 <= labels_per_client <= len(labels), rule))
+    is_possible = 1 <= labels_per_client <= len(labels)
+    require(("labels_per_client", labels_per_client, is_possible, rule))
 
 
-# The partitions that flwr-datasets has: pathological, dirichlet, shards.
+def merge_splits(pool: Pool) -> Pool:
+    """Return the pool with its test examples among the training examples."""
+    return replace(pool, train=np.concatenate([pool.train, pool.test]))
+
+
+# Partitions by flwr-datasets: pathological, dirichlet, shards.
 
 
 class _NotDrawnError(DataError):
@@ -82,22 +103,29 @@ class _NotDrawnError(DataError):
 
 
 def pathological(pool: Pool, clients: int, seed: int, *, labels_per_client: int = 2) -> Parts:
-    """Give each client examples of a few labels only (McMahan et al. 2017; Li et al. 2021, arXiv:2102.02079)."""
-    require_labels(labels_per_client, labels_of(pool), pool)
-    mode = "first-deterministic"  # so that every label is used once there are enough clients
-    options = {"num_classes_per_partition": labels_per_client, "class_assignment_mode": mode}
-    return _partition("PathologicalPartitioner", pool, clients, seed, **options)
+    """Give each client examples of a few labels only.
+
+    Source: McMahan et al. 2017; Li et al. 2021, arXiv:2102.02079.
+    """
+    check_labels_per_client(labels_per_client, list_labels(pool), pool)
+    options = {
+        "num_classes_per_partition": labels_per_client,
+        # So that every label is used once there are enough clients.
+        "class_assignment_mode": "first-deterministic",
+    }
+    return _run_partitioner("PathologicalPartitioner", pool, clients, seed, **options)
 
 
 def check_dirichlet(alpha: float, min_samples: int) -> None:
-    """Check the range of :func:`dirichlet`'s numbers."""
+    """Check the range of the options of :func:`dirichlet`."""
     require(
-        ("alpha", alpha, 0 < alpha < math.inf, "above 0"), ("min_samples", min_samples, min_samples >= 0, "at least 0")
+        ("alpha", alpha, 0 < alpha < math.inf, "above 0"),
+        ("min_samples", min_samples, min_samples >= 0, "at least 0"),
     )
 
 
 def check_shards(shards_per_client: int) -> None:
-    """Check that clients get a shard."""
+    """Check the range of the option of :func:`shards`."""
     require(("shards_per_client", shards_per_client, shards_per_client >= 1, "at least 1"))
 
 
@@ -111,74 +139,111 @@ def dirichlet(
     balanced: bool = False,
     tests: Literal["matched", "own"] = "matched",
 ) -> Parts:
-    """Draw for each label how it is spread over the clients: Dirichlet(alpha) (Yurochkin et al. 2019).
+    """Distribute the examples of each label over the clients in proportions from Dirichlet(alpha).
 
-    With ``balanced``, as in the authors' code and in PFLlib's, a client that has more than its even share gets no
-    further labels. Clients are tested on ``matched`` examples of the source's test split; or that is shared out as
-    well, as in PFLlib, and each client holds back some of its ``own`` examples.
+    Source: Yurochkin et al. 2019.
+
+    Parameters
+    ----------
+    pool, clients, seed
+        As for all partitions.
+    alpha
+        Concentration, above 0; the smaller, the more clients differ.
+    min_samples
+        Smallest number of examples of a client; shares are drawn again until all clients have it.
+    balanced
+        Whether a client that has more than its equal share gets no further labels, as in the
+        authors' code and in PFLlib.
+    tests
+        ``matched``: clients are tested on examples of the source's test split. ``own``: the test
+        split is distributed as well, as in PFLlib, and each client holds back some of its examples.
+
+    Raises
+    ------
+    ConfigError
+        If an option is out of range, or the pool has no labels.
+    DataError
+        If the pool has too few examples, or no draw gave every client enough.
     """
     check_dirichlet(alpha, min_samples)
-    options = {"alpha": float(alpha), "min_partition_size": min_samples, "self_balancing": balanced}
     if tests == "own":
-        pool = replace(pool, train=np.concatenate([pool.train, pool.test]))
+        pool = merge_splits(pool)
     check_groups(pool)
-    there = len(pool.train)
-    if clients * min_samples > there:
+    available = len(pool.train)
+    needed = clients * min_samples
+    if needed > available:
         raise DataError(
-            f"{clients} clients with at least min_samples = {min_samples} examples each need {clients * min_samples}, "
-            f"but {pool.name} has {there}; set a smaller min_samples, or fewer clients"
+            f"{clients} clients with at least min_samples = {min_samples} examples each need "
+            f"{needed}, but {pool.name} has {available}; set a smaller "
+            "min_samples, or fewer clients"
         )
+    options = {"alpha": float(alpha), "min_partition_size": min_samples, "self_balancing": balanced}
     try:
-        parts = _partition("DirichletPartitioner", pool, clients, seed, **options)
+        parts = _run_partitioner("DirichletPartitioner", pool, clients, seed, **options)
     except _NotDrawnError as error:
         raise DataError(
-            f"no draw of Dirichlet(alpha = {alpha:g}) gave each of {clients} clients at least min_samples = "
-            f"{min_samples} of the {there} examples in {pool.name}; set a smaller min_samples, fewer clients, or a "
-            "larger alpha"
+            f"no draw of Dirichlet(alpha = {alpha:g}) gave each of {clients} clients at least "
+            f"min_samples = {min_samples} of the {available} examples in {pool.name}; set a "
+            "smaller min_samples, fewer clients, or a larger alpha"
         ) from error
     return replace(parts, test=tests)
 
 
 def shards(pool: Pool, clients: int, seed: int, *, shards_per_client: int = 2) -> Parts:
-    """Sort by label, cut into equal shards, and deal each client a few of them (McMahan et al. 2017)."""
+    """Sort examples by label, cut them into equal shards, and give each client a few shards.
+
+    Source: McMahan et al. 2017.
+    """
     check_shards(shards_per_client)
-    shards = clients * shards_per_client
-    if shards > len(pool.train):
+    needed = clients * shards_per_client
+    if needed > len(pool.train):
         raise DataError(
-            f"{clients} clients with {shards_per_client} shards each need {shards} training examples, but "
-            f"{pool.name} has {len(pool.train)}"
+            f"{clients} clients with {shards_per_client} shards each need {needed} training "
+            f"examples, but {pool.name} has {len(pool.train)}"
         )
-    return _partition("ShardPartitioner", pool, clients, seed, num_shards_per_partition=shards_per_client)
+    options = {"num_shards_per_partition": shards_per_client}
+    return _run_partitioner("ShardPartitioner", pool, clients, seed, **options)
 
 
-def _partition(name: str, pool: Pool, clients: int, seed: int, **options: Any) -> Parts:
-    """Partition a pool by its groups with one of flwr-datasets' classes, quietly."""
+def _run_partitioner(name: str, pool: Pool, clients: int, seed: int, **options: Any) -> Parts:
+    """Partition a pool by its groups with a class of flwr-datasets, without its progress bars."""
     check_groups(pool)
     flower = import_extra("flwr_datasets.partitioner", "flwr-datasets", "data", "this partition")
     datasets = import_extra("datasets", "datasets", "data", "this partition")
-    drawn = int(rng.generator(seed, "flwr-datasets").integers(2**31))
-    partitioner = getattr(flower, name)(num_partitions=clients, partition_by="group", seed=drawn, **options)
-    indices = shuffled(pool, seed)
-    partitioner.dataset = datasets.Dataset.from_dict({"index": indices, "group": pool.groups[indices]})
-    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):  # progress bars go to stderr
+    partitioner_seed = int(rng.generator(seed, "flwr-datasets").integers(2**31))
+    partitioner = getattr(flower, name)(
+        num_partitions=clients, partition_by="group", seed=partitioner_seed, **options
+    )
+    indices = shuffle_training(pool, seed)
+    partitioner.dataset = datasets.Dataset.from_dict(
+        {"index": indices, "group": pool.groups[indices]}
+    )
+    parts: list[Indices] = []
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         try:
-            parts = [partitioner.load_partition(client).with_format("numpy")["index"][:] for client in range(clients)]
+            for client in range(clients):
+                rows = partitioner.load_partition(client).with_format("numpy")
+                parts.append(rows["index"][:].astype(np.int64))
         except ValueError as error:
-            raise _NotDrawnError(f"flwr-datasets cannot partition {pool.name} like that: {error}") from error
-    return Parts([part.astype(np.int64) for part in parts])
+            raise _NotDrawnError(
+                f"flwr-datasets cannot partition {pool.name} like that: {error}"
+            ) from error
+    return Parts(parts)
 
 
-# The partitions of our own: iid, natural, quantity_skew, power_law, label_groups.
+# Our own partitions: iid, natural, quantity_skew, power_law, label_groups.
 
 
 def iid(pool: Pool, clients: int, seed: int, *, tests: Literal["all", "parts"] = "all") -> Parts:
-    """Shuffle, and cut into parts that differ in size by one at most.
+    """Shuffle the examples, and cut them into parts whose sizes differ by at most one.
 
-    Clients are tested on ``all`` of the source's test split, or it is cut into ``parts`` as well.
+    Clients are tested on ``all`` examples of the source's test split, or it is cut into ``parts``
+    as well.
     """
     require(("tests", tests, tests in ("all", "parts"), "'all' or 'parts'"))
-    return Parts(np.array_split(shuffled(pool, seed), clients), test="pool" if tests == "all" else "parts")
+    indices = np.array_split(shuffle_training(pool, seed), clients)
+    return Parts(indices, test="pool" if tests == "all" else "parts")
 
 
 def natural(
@@ -189,113 +254,185 @@ def natural(
     min_samples: int = 2,
     owners: Literal["largest", "random"] = "largest",
 ) -> Parts:
-    """Make each owner (writer, speaker, user) a client, of those with at least ``min_samples`` examples.
+    """Make each owner of examples (writer, speaker, user) a client.
 
-    They are the ``largest``, those with the most examples, most first; or ``random`` ones, as FL+HC takes 367 writers
-    of FEMNIST (Briggs et al. 2020, section II-A). Fewer clients of a seed are then the first of more.
+    Parameters
+    ----------
+    pool, seed
+        As for all partitions; the pool knows the owners of its examples.
+    clients
+        Number of owners to choose; None: all with enough examples.
+    min_samples
+        Smallest number of examples of a client, at least 2.
+    owners
+        ``largest``: the owners with the most examples, in descending order. ``random``: owners
+        drawn at random, as FL+HC takes 367 writers of FEMNIST (Briggs et al. 2020, section II-A);
+        for one seed, fewer clients are then the first of more.
+
+    Raises
+    ------
+    ConfigError
+        If an option is out of range.
+    DataError
+        If the pool knows no owners, or too few have enough examples.
     """
     if pool.natural is None:
-        raise DataError(f"partition 'natural' needs data that says who owns each example; {pool.name} does not")
+        raise DataError(
+            f"partition 'natural' needs data that says who owns each example; {pool.name} does not"
+        )
     # An owner needs two examples: one to train on, one to be tested on.
     require(("min_samples", min_samples, min_samples >= 2, "at least 2"))
-    order = shuffled(pool, seed)
-    names, owner, counts = np.unique(pool.natural[order], return_inverse=True, return_counts=True)
+    order = shuffle_training(pool, seed)
+    names, owner_of, counts = np.unique(
+        pool.natural[order], return_inverse=True, return_counts=True
+    )
     if owners == "random":
-        in_order = rng.generator(seed, "owners").permutation(len(names))
+        ranking = rng.generator(seed, "owners").permutation(len(names))
     else:
-        in_order = np.argsort(-counts, kind="stable")
-    chosen = in_order[counts[in_order] >= min_samples][:clients]
-    if len(chosen) < (clients or 1):
+        ranking = np.argsort(-counts, kind="stable")
+    chosen = ranking[counts[ranking] >= min_samples][:clients]
+    needed = clients or 1
+    if len(chosen) < needed:
         raise DataError(
-            f"{clients or 1} clients need as many owners with at least {min_samples} examples, but of the "
-            f"{len(names)} owners in {pool.name} only {len(chosen)} have that many"
+            f"{needed} clients need as many owners with at least {min_samples} examples, but "
+            f"of the {len(names)} owners in {pool.name} only {len(chosen)} have that many"
         )
-    of_owner = np.split(order[np.argsort(owner, kind="stable")], np.cumsum(counts)[:-1])
-    return Parts([of_owner[i] for i in chosen], names=names[chosen].tolist(), test="own")
+    rows_by_owner = order[np.argsort(owner_of, kind="stable")]
+    owned = np.split(rows_by_owner, np.cumsum(counts)[:-1])
+    return Parts([owned[i] for i in chosen], names=names[chosen].tolist(), test="own")
 
 
-def quantity_skew(pool: Pool, clients: int, seed: int, *, exponent: float = 2.5, min_samples: int = 10) -> Parts:
-    """Shuffle, and cut into parts whose sizes are drawn from a power law, density ``size^-exponent``."""
+def quantity_skew(
+    pool: Pool, clients: int, seed: int, *, exponent: float = 2.5, min_samples: int = 10
+) -> Parts:
+    """Shuffle the examples, and cut them into parts with sizes from a power law.
+
+    The density of sizes is ``size^-exponent``; every client has at least ``min_samples`` examples.
+    """
     require(
-        ("exponent", exponent, exponent > 1, "above 1"), ("min_samples", min_samples, min_samples >= 1, "at least 1")
+        ("exponent", exponent, exponent > 1, "above 1"),
+        ("min_samples", min_samples, min_samples >= 1, "at least 1"),
     )
     draw = rng.generator(seed, "power_law")
-    weights = (1 - draw.random(clients)) ** (-1 / (exponent - 1))  # by inversion of P(size > s) = s^-(exponent - 1)
-    spare = _spare(len(pool.train), clients, min_samples, "examples", pool)
-    before = np.cumsum(weights)[:-1] / weights.sum()  # what share of the spare goes to the clients before each cut
-    cuts = np.floor(spare * before).astype(np.int64) + min_samples * np.arange(1, clients)
-    return Parts(np.split(shuffled(pool, seed), cuts), test="pool")
+    # By inversion of P(size > s) = s^-(exponent - 1).
+    weights = (1 - draw.random(clients)) ** (-1 / (exponent - 1))
+    spare = _count_spare(len(pool.train), clients, min_samples, what="examples", pool=pool)
+    # Fraction of the spare examples that goes to the clients before each cut.
+    fractions = np.cumsum(weights)[:-1] / weights.sum()
+    cuts = np.floor(spare * fractions).astype(np.int64) + min_samples * np.arange(1, clients)
+    return Parts(np.split(shuffle_training(pool, seed), cuts), test="pool")
 
 
 def power_law(
-    pool: Pool, clients: int, seed: int, *, labels_per_client: int = 2, sigma: float = 2.0, min_samples: int = 10
+    pool: Pool,
+    clients: int,
+    seed: int,
+    *,
+    labels_per_client: int = 2,
+    sigma: float = 2.0,
+    min_samples: int = 10,
 ) -> Parts:
-    """Give client ``i`` label ``i mod C`` and the next ones, in log-normal sizes (Li et al. 2018, for MNIST).
+    """Give client ``i`` label ``i mod C`` and the following ones, in log-normal sizes.
 
-    Every client begins with ``min_samples`` examples, as many of each of its labels. What a label has left is shared
-    among its clients in proportion to weights from LogNormal(0, ``sigma``), rounded down, so that a few examples are
-    left over. The source's test split is shared out too: a client is tested on a tenth of its own examples.
+    Every client begins with ``min_samples`` examples, the same number of each of its labels. The
+    remaining examples of a label are divided among its clients in proportion to weights from
+    LogNormal(0, ``sigma``), rounded down, so that a few are left over. The source's test split is
+    distributed too: a client is tested on a tenth of its own examples.
+
+    Source: Li et al. 2018, for MNIST.
     """
-    everything = replace(pool, train=np.concatenate([pool.train, pool.test]))
-    labels = labels_of(everything)
+    everything = merge_splits(pool)
+    labels = list_labels(everything)
     require(
         ("sigma", sigma, 0 <= sigma < math.inf, "at least 0"),
         ("min_samples", min_samples, min_samples >= 1, "at least 1"),
     )
-    require_labels(labels_per_client, labels, pool)
-    first = -(-min_samples // labels_per_client)
-    held = (np.arange(clients)[:, None] + np.arange(labels_per_client)) % len(labels)  # [clients, labels_per_client]
-    weights = rng.generator(seed, "log-normal").lognormal(0, sigma, held.shape)
-    indices = shuffled(everything, seed)
-    of_client: list[list[Indices]] = [[] for _ in held]
-    for place, label in enumerate(labels):
-        holders, slots = np.nonzero(held == place)
-        mine, shares = indices[pool.groups[indices] == label], weights[holders, slots]
-        spare = _spare(len(mine), len(holders), first, f"examples of label {label}", pool)
-        counts = first + np.floor(spare * shares / shares.sum()).astype(np.int64)
-        for client, part in zip(holders, np.split(mine, np.cumsum(counts)), strict=False):  # the last part is left over
-            of_client[client].append(part)
-    return Parts([np.concatenate(parts) for parts in of_client], test="own", own_test_fraction=0.1)
+    check_labels_per_client(labels_per_client, labels, pool)
+    least = math.ceil(min_samples / labels_per_client)
+    # Number of the label in each slot of each client, [clients, labels_per_client].
+    label_numbers = np.arange(clients)[:, None] + np.arange(labels_per_client)
+    label_numbers %= len(labels)
+    weights = rng.generator(seed, "log-normal").lognormal(0, sigma, label_numbers.shape)
+    indices = shuffle_training(everything, seed)
+    chunks: list[list[Indices]] = [[] for _ in range(clients)]
+    for number, label in enumerate(labels):
+        owners, slots = np.nonzero(label_numbers == number)
+        candidates = indices[pool.groups[indices] == label]
+        shares = weights[owners, slots]
+        spare = _count_spare(
+            len(candidates), len(owners), least, what=f"examples of label {label}", pool=pool
+        )
+        counts = least + np.floor(spare * shares / shares.sum()).astype(np.int64)
+        # The last chunk has the examples that are left over by rounding, and no client.
+        of_label = np.split(candidates, np.cumsum(counts))
+        for client, chunk in zip(owners, of_label, strict=False):
+            chunks[client].append(chunk)
+    return Parts([np.concatenate(each) for each in chunks], test="own", own_test_fraction=0.1)
 
 
 def label_groups(pool: Pool, clients: int, seed: int, *, clusters: int = 2) -> Parts:
-    """Cut the labels into ``clusters`` runs; client ``i`` gets an equal share of what run ``i mod clusters`` has."""
-    labels = labels_of(pool)
-    enough = clusters <= len(labels), f"at most the number of labels ({len(labels)}) for label_groups"
+    """Cut the labels into ``clusters`` runs, one for each true cluster.
+
+    Client ``i`` gets an equal share of the examples of run ``i mod clusters``.
+    """
+    labels = list_labels(pool)
+    client_rule = f"from 1 to the number of clients ({clients})"
+    label_rule = f"at most the number of labels ({len(labels)}) for label_groups"
     require(
-        ("clusters", clusters, 1 <= clusters <= clients, f"from 1 to the number of clients ({clients})"),
-        ("clusters", clusters, *enough),
+        ("clusters", clusters, 1 <= clusters <= clients, client_rule),
+        ("clusters", clusters, clusters <= len(labels), label_rule),
     )
-    indices = shuffled(pool, seed)
+    indices = shuffle_training(pool, seed)
     parts: list[Indices] = [indices] * clients
     for cluster, run in enumerate(np.array_split(labels, clusters)):
         members = range(cluster, clients, clusters)
-        shares = np.array_split(indices[np.isin(pool.groups[indices], run)], len(members))
+        candidates = indices[np.isin(pool.groups[indices], run)]
+        shares = np.array_split(candidates, len(members))
         for client, share in zip(members, shares, strict=True):
             parts[client] = share
     return Parts(parts)
 
 
-def _spare(there: int, clients: int, least: int, what: str, pool: Pool) -> int:
-    """Return how many examples are left after each client got its least."""
-    if there < least * clients:
+def _count_spare(available: int, clients: int, least: int, *, what: str, pool: Pool) -> int:
+    """Return the number of examples that are left after each client got ``least``."""
+    needed = least * clients
+    if available < needed:
         raise DataError(
-            f"{clients} clients with at least {least} {what} each need {least * clients}, but there are {there} in "
-            f"{pool.name} to share; ask for fewer clients or a smaller min_samples"
+            f"{clients} clients with at least {least} {what} each need {needed}, but "
+            f"there are {available} in {pool.name} to share; ask for fewer clients or a smaller "
+            "min_samples"
         )
-    return there - least * clients
+    return available - needed
 
 
 @dataclass(frozen=True)
 class Partition:
-    """One way to partition: ``split(pool, clients, seed, **arguments)``, whose keyword-only parameters are options."""
+    """One way to distribute examples over clients.
+
+    Parameters
+    ----------
+    split
+        ``split(pool, clients, seed, **arguments)``; its keyword-only parameters are options.
+    description
+        Line for ``fedclade ls partitions``.
+    whole
+        Whether the source's test split is distributed as well. With option ``tests = "own"`` it is
+        in any case.
+    even
+        Whether all clients get the same number of examples, so that each must have
+        ``samples_per_client``.
+    by_place
+        Whether clients differ by their place, so that newcomers are drawn from among all of them.
+    check
+        Checks the range of some arguments, by name, before there is any data.
+    """
 
     split: Callable[..., Parts]
-    description: str  # for ``fedclade ls partitions``
-    whole: bool = False  # whether the source's test split is shared out as well, or it is where tests = "own"
-    even: bool = False  # whether all clients get equally many examples, so that each must have samples_per_client
-    by_place: bool = False  # whether clients differ by their place, so that newcomers are drawn from among all
-    check: Callable[..., None] | None = None  # of the range of some arguments, by name, before there is any data
+    description: str
+    whole: bool = False
+    even: bool = False
+    by_place: bool = False
+    check: Callable[..., None] | None = None
 
 
 def partition_pool(
@@ -308,58 +445,110 @@ def partition_pool(
     seed: int = 0,
     **arguments: Any,
 ) -> Parts:
-    """Partition a pool's training examples among clients, by a name that :func:`partition_named` knows.
+    """Partition a pool's training examples among clients.
 
-    Of each client at most ``samples_per_client`` examples are kept, drawn at random; ``other_samples`` has other limits
-    for some of the clients, by their number. ``clients`` is None for all that the data knows (``natural`` only).
+    Parameters
+    ----------
+    pool
+        The examples.
+    name
+        Name of a partition, as for :func:`find_partition`.
+    clients
+        Number of clients; None, for ``natural`` only: all that the data knows.
+    samples_per_client
+        Largest number of examples of a client; the examples to keep are drawn at random.
+    other_samples
+        Different limits for some clients, by their number.
+    seed
+        Seed of all draws.
+    **arguments
+        Options of the partition.
+
+    Raises
+    ------
+    ConfigError
+        If the name or an option is unknown, or a value is out of range.
+    DataError
+        If the pool has too few examples, or the user's own partition returns something else.
     """
-    kind = partition_named(name)
+    kind = find_partition(name)
     check_arguments(f"partition {name!r}", kind.split, arguments)
-    everyone, other = clients is None and name == "natural", other_samples or {}
+    limits = other_samples or {}
+    is_all = clients is None and name == "natural"
+    is_count = clients is not None and clients >= 1
+    is_limit = samples_per_client is None or samples_per_client >= 1
     require(
-        ("clients", clients, everyone or (clients is not None and clients >= 1), "at least 1"),
-        ("samples_per_client", samples_per_client, samples_per_client is None or samples_per_client >= 1, "at least 1"),
+        ("clients", clients, is_all or is_count, "at least 1"),
+        ("samples_per_client", samples_per_client, is_limit, "at least 1"),
     )
     if clients is not None and name != "natural":
-        needed = (clients - len(other)) * (samples_per_client or 1) + sum(samples or 1 for samples in other.values())
-        whole = kind.whole or arguments.get("tests") == "own"
-        there = len(pool.train) + (len(pool.test) if whole else 0)
-        if needed > there:
+        is_whole = kind.whole or arguments.get("tests") == "own"
+        available = len(pool.train)
+        if is_whole:
+            available += len(pool.test)
+        needed = (clients - len(limits)) * (samples_per_client or 1)
+        needed += sum(samples or 1 for samples in limits.values())
+        if needed > available:
             raise DataError(
-                f"{clients} clients with {samples_per_client or 1} training examples each need {needed}, but "
-                f"{pool.name} has {there}; ask for fewer clients or a smaller samples_per_client"
+                f"{clients} clients with {samples_per_client or 1} training examples each need "
+                f"{needed}, but {pool.name} has {available}; ask for fewer clients or a smaller "
+                "samples_per_client"
             )
-    given = pool, clients, seed
     if name in PARTITIONS:
-        parts = kind.split(*given, **arguments)
+        parts = kind.split(pool, clients, seed, **arguments)
     else:
-        parts = _checked(call_own(f"partition {name!r}", kind.split, *given, **arguments), pool, clients, name)
-    limits = [other.get(client, samples_per_client) for client in range(len(parts.indices))]
+        returned = call_own(f"partition {name!r}", kind.split, pool, clients, seed, **arguments)
+        parts = _check_returned(returned, pool, clients, name)
+    return _limit_samples(parts, kind, name, samples_per_client, limits=limits, seed=seed)
+
+
+def _limit_samples(
+    parts: Parts,
+    kind: Partition,
+    name: str,
+    samples_per_client: int | None,
+    *,
+    limits: Mapping[int, int],
+    seed: int,
+) -> Parts:
+    """Return the parts with at most the allowed number of examples for each client."""
     kept = list(parts.indices)
-    for client, (indices, limit) in enumerate(zip(parts.indices, limits, strict=True)):
+    for client, indices in enumerate(parts.indices):
+        limit = limits.get(client, samples_per_client)
         if limit is None:
             continue
         if kind.even and len(indices) < limit:
             raise DataError(
-                f"samples_per_client={limit} is more than partition {name!r} has for client {client}: {len(indices)}; "
-                f"ask for fewer clients (now {len(limits)}) or a smaller samples_per_client"
+                f"samples_per_client={limit} is more than partition {name!r} has for client "
+                f"{client}: {len(indices)}; ask for fewer clients (now {len(kept)}) or a "
+                "smaller samples_per_client"
             )
-        kept[client] = rng.generator(seed, "samples_per_client", client).permutation(indices)[:limit]
+        draw = rng.generator(seed, "samples_per_client", client)
+        kept[client] = draw.permutation(indices)[:limit]
     return replace(parts, indices=kept)
 
 
 PARTITIONS: Mapping[str, Partition] = MappingProxyType(
     {
         "iid": Partition(iid, "shuffled, then cut into equal parts", even=True),
-        "pathological": Partition(pathological, "each client has examples of labels_per_client=2 labels only"),
+        "pathological": Partition(
+            pathological, "each client has examples of labels_per_client=2 labels only"
+        ),
         "dirichlet": Partition(
-            dirichlet, "each label is spread over the clients by Dirichlet(alpha=0.5)", check=check_dirichlet
+            dirichlet,
+            "each label is spread over the clients by Dirichlet(alpha=0.5)",
+            check=check_dirichlet,
         ),
         "shards": Partition(
-            shards, "sorted by label and cut into shards; shards_per_client=2 each", even=True, check=check_shards
+            shards,
+            "sorted by label and cut into shards; shards_per_client=2 each",
+            even=True,
+            check=check_shards,
         ),
         "natural": Partition(
-            natural, 'by owner: writer, speaker, user; owners="largest" or "random" ones', by_place=True
+            natural,
+            'by owner: writer, speaker, user; owners="largest" or "random" ones',
+            by_place=True,
         ),
         "quantity_skew": Partition(quantity_skew, "iid, but for sizes from a power law"),
         "power_law": Partition(
@@ -369,52 +558,79 @@ PARTITIONS: Mapping[str, Partition] = MappingProxyType(
             by_place=True,
         ),
         "label_groups": Partition(
-            label_groups, "runs of labels, one for each of the true clusters", even=True, by_place=True
+            label_groups,
+            "runs of labels, one for each of the true clusters",
+            even=True,
+            by_place=True,
         ),
     }
 )
 
 
-def partition_named(name: object) -> Partition:
-    """Return a partition by its name: one of :data:`PARTITIONS`, a package's, or ``module:function``.
+def find_partition(name: object) -> Partition:
+    """Return a partition by its name.
 
-    A user's own is a function ``split(pool, clients, seed, *, ...)``; what it takes by name is an option in ``[data]``.
-    It returns, for each client, indices into the pool, all of them in ``pool.train``: a list of arrays, or
-    :class:`Parts`. Newcomers are drawn from among all of its clients.
+    The name is one of :data:`PARTITIONS`, one that an installed package registers, or
+    ``module:function``. A user's own partition is a function ``split(pool, clients, seed, *,
+    ...)``; its keyword-only parameters are options in ``[data]``. It returns, for each client,
+    indices into the pool, all of them in ``pool.train``: a list of arrays, or :class:`Parts`.
+    Newcomers are drawn from among all of its clients.
 
     Raises
     ------
     ConfigError
-        If the name is unknown, cannot be imported, or stands for something else.
+        If the name is unknown, cannot be imported, or does not name a partition.
     """
-    given = "the indices of each client's examples", ("pool", "clients", "seed")
-    return function_named("partitions", name, PARTITIONS, partial(Partition, by_place=True), *given)
+    return function_named(
+        "partitions",
+        name,
+        PARTITIONS,
+        partial(Partition, by_place=True),
+        "the indices of each client's examples",
+        ("pool", "clients", "seed"),
+    )
 
 
-def _checked(parts: Any, pool: Pool, clients: int | None, name: str) -> Parts:
-    """Check what a user's own partition returned: it gives every client examples, and no example twice."""
+def _check_returned(returned: Any, pool: Pool, clients: int | None, name: str) -> Parts:
+    """Check that a user's own partition gives every client examples, and no example twice."""
     what = f"partition {name!r}"
-    if not isinstance(parts, Parts | list | tuple | np.ndarray):
-        raise DataError(f"{what} should return the indices of each client's examples, got {shown(parts)}")
-    parts = parts if isinstance(parts, Parts) else Parts([*parts])
-    held = [as_indices(indices, f"the indices of client {i} by {what}") for i, indices in enumerate(parts.indices)]
-    if clients is not None and len(held) != clients:
-        raise DataError(f"{what} should give each of {clients} clients its examples, got those of {len(held)}")
-    if empty := [i for i, indices in enumerate(held) if len(indices) == 0]:
-        raise DataError(f"{what} should give every client examples, and gives client {empty[0]} none")
-    given = np.concatenate(held)
-    own = np.concatenate([pool.train, pool.test]) if parts.test == "own" else pool.train
-    if len(odd := np.setdiff1d(given, own)):
-        raise DataError(f"{what} should give indices in pool.train, got {odd[0]}, which is not among them")
+    if not isinstance(returned, Parts | list | tuple | np.ndarray):
+        raise DataError(
+            f"{what} should return the indices of each client's examples, got {shown(returned)}"
+        )
+    parts = returned if isinstance(returned, Parts) else Parts([*returned])
+    checked = [
+        as_indices(indices, f"the indices of client {client} by {what}")
+        for client, indices in enumerate(parts.indices)
+    ]
+    if clients is not None and len(checked) != clients:
+        raise DataError(
+            f"{what} should give each of {clients} clients its examples, got those of "
+            f"{len(checked)}"
+        )
+    empty = [client for client, indices in enumerate(checked) if len(indices) == 0]
+    if empty:
+        raise DataError(
+            f"{what} should give every client examples, and gives client {empty[0]} none"
+        )
+    given = np.concatenate(checked)
+    allowed = merge_splits(pool).train if parts.test == "own" else pool.train
+    unknown = np.setdiff1d(given, allowed)
+    if len(unknown):
+        raise DataError(
+            f"{what} should give indices in pool.train, got {unknown[0]}, which is not among them"
+        )
     if len(given) > len(np.unique(given)):
-        raise DataError(f"{what} should give every example to one client alone, and gives some to several")
-    return replace(parts, indices=held)
+        raise DataError(
+            f"{what} should give every example to one client alone, and gives some to several"
+        )
+    return replace(parts, indices=checked)
 
 
-# Newcomers: clients that are held back from training, and the data that they get.
+# Newcomers: clients that are held back from training, and their data.
 
 
-def share_out(
+def share_examples(
     pool: Pool,
     partition: str,
     clients: int | None,
@@ -428,127 +644,187 @@ def share_out(
 ) -> tuple[Parts, list[int]]:
     """Partition a pool among clients and newcomers.
 
-    If clients keep ``samples_per_client`` examples each, newcomers get theirs from what is left, and the clients have
-    the same data with newcomers as without. Otherwise the pool is partitioned among all, and newcomers are drawn from
-    them. They keep ``newcomer_samples`` examples, by default as many as the clients.
+    If clients keep ``samples_per_client`` examples each, newcomers get theirs from what is left,
+    and the clients have the same data with newcomers as without. Otherwise the pool is partitioned
+    among all, and newcomers are drawn from them. Newcomers keep ``newcomer_samples`` examples, by
+    default the same number as the clients.
 
     Returns
     -------
     parts
-        Of the clients, then of the newcomers.
+        Examples of the clients, then of the newcomers.
     places
-        For each of them a number that modulo ``clusters`` is its true cluster; the numbers of newcomers in two clusters
-        differ by one at most.
+        For each of them a number that modulo ``clusters`` is its true cluster; the numbers of
+        newcomers in two clusters differ by at most one.
+
+    Raises
+    ------
+    DataError
+        If the pool has too few examples.
     """
-    kept: dict[str, Any] = {"samples_per_client": samples_per_client, "seed": seed, **arguments}
+
+    def run_partition(some: Pool, number: int | None, limit: int | None, **options: Any) -> Parts:
+        """Partition some examples among a number of clients, each with a limit."""
+        return partition_pool(
+            some, partition, clients=number, samples_per_client=limit, **options, **arguments
+        )
+
     if clients is None or newcomers == 0:
-        parts = partition_pool(pool, partition, clients=clients, **kept)
+        parts = run_partition(pool, clients, samples_per_client, seed=seed)
         return parts, [*range(len(parts.indices))]
     if clients + newcomers > len(pool.x):
         raise DataError(
-            f"{clients} clients and {newcomers} newcomers need an example each, but {pool.name} has {len(pool.x)}; ask "
-            "for fewer"
+            f"{clients} clients and {newcomers} newcomers need an example each, but {pool.name} "
+            f"has {len(pool.x)}; ask for fewer"
         )
-    few = samples_per_client if newcomer_samples is None else newcomer_samples
-    if samples_per_client is None or partition_named(partition).by_place:
-        places = _newcomers_last(clients, newcomers, clusters, seed)
-        other = {} if few is None else dict.fromkeys(places[clients:], few)
-        parts = partition_pool(pool, partition, clients=clients + newcomers, other_samples=other, **kept)
-        names = None if parts.names is None else [parts.names[place] for place in places]
-        return replace(parts, indices=[parts.indices[place] for place in places], names=names), places
-    parts = partition_pool(pool, partition, clients=clients, **kept)
-    taken = np.concatenate(parts.indices)  # of the test split as well, where that is shared out
+    limit = samples_per_client if newcomer_samples is None else newcomer_samples
+    if samples_per_client is None or find_partition(partition).by_place:
+        places = _place_newcomers_last(clients, newcomers, clusters, seed)
+        other_samples: dict[int, int] = {}
+        if limit is not None:
+            other_samples = dict.fromkeys(places[clients:], limit)
+        parts = run_partition(
+            pool, clients + newcomers, samples_per_client, other_samples=other_samples, seed=seed
+        )
+        names = None
+        if parts.names is not None:
+            names = [parts.names[place] for place in places]
+        indices = [parts.indices[place] for place in places]
+        return replace(parts, indices=indices, names=names), places
+
+    parts = run_partition(pool, clients, samples_per_client, seed=seed)
+    # Some partitions distribute the test split as well.
+    taken = np.concatenate(parts.indices)
     left = replace(pool, train=np.setdiff1d(pool.train, taken), test=np.setdiff1d(pool.test, taken))
-    if newcomers * (few or 1) > len(left.train):
+    needed = newcomers * (limit or 1)
+    if needed > len(left.train):
         raise DataError(
-            f"{newcomers} newcomers with {few} training examples each need {newcomers * (few or 1)}, but the other "
-            f"clients leave {len(left.train)} of {pool.name}; ask for fewer newcomers, or for a smaller "
-            "newcomers.samples_per_client or data.samples_per_client"
+            f"{newcomers} newcomers with {limit} training examples each need {needed}, but the "
+            f"other clients leave {len(left.train)} of {pool.name}; ask for fewer newcomers, or "
+            "for a smaller newcomers.samples_per_client or data.samples_per_client"
         )
-    kept |= {"samples_per_client": few, "seed": rng.torch_seed(seed, "newcomers")}
-    late = partition_pool(left, partition, clients=newcomers, **kept)
-    return replace(parts, indices=[*parts.indices, *late.indices]), [*range(clients), *range(newcomers)]
+    newcomer_seed = rng.torch_seed(seed, "newcomers")
+    newcomer_parts = run_partition(left, newcomers, limit, seed=newcomer_seed)
+    indices = [*parts.indices, *newcomer_parts.indices]
+    return replace(parts, indices=indices), [*range(clients), *range(newcomers)]
 
 
-def _newcomers_last(clients: int, newcomers: int, clusters: int, seed: int) -> list[int]:
-    """Draw the newcomers from all clients, from each true cluster in turn; return all, the newcomers last."""
+def _place_newcomers_last(clients: int, newcomers: int, clusters: int, seed: int) -> list[int]:
+    """Draw newcomers from each true cluster in turn; return the places of all, newcomers last."""
     everyone = range(clients + newcomers)
     draw = rng.generator(seed, "newcomers")
-    of_cluster = [draw.permutation(everyone[cluster::clusters]).tolist() for cluster in range(clusters)]
-    late = [of_cluster[i % clusters][i // clusters] for i in range(newcomers)]
-    return sorted(set(everyone) - set(late)) + late
+    orders = [draw.permutation(everyone[cluster::clusters]).tolist() for cluster in range(clusters)]
+    drawn = [orders[i % clusters][i // clusters] for i in range(newcomers)]
+    return sorted(set(everyone) - set(drawn)) + drawn
 
 
-# What each client keeps for testing and validation.
+# Examples that each client sets aside for testing and validation.
 
 
-def train_and_test(
+def split_train_test(
     pool: Pool, parts: Parts, test_samples: int | None, seed: int
 ) -> tuple[list[Indices], list[Indices]]:
-    """Return what each client trains on and what it is tested on; see ``load_federation`` for the rules."""
+    """Return the training and the test examples of each client.
+
+    :func:`~fedclade.load_federation` describes the rules.
+    """
     if parts.test == "own" or len(pool.test) == 0:
-        return _own_tests(pool, parts, test_samples, seed)
+        return _split_own(pool, parts, test_samples, seed)
     if parts.test == "pool":
         shared = pool.test
         if test_samples is not None:
             shared = rng.generator(seed, "test").permutation(pool.test)[:test_samples]
         return parts.indices, [shared] * len(parts.indices)
     if parts.test == "parts":
-        lots = np.array_split(rng.generator(seed, "test").permutation(pool.test), len(parts.indices))
-        return parts.indices, [lot[:test_samples] for lot in lots]
-    tests = [_matched(pool, train, test_samples, seed, client) for client, train in enumerate(parts.indices)]
+        shuffled = rng.generator(seed, "test").permutation(pool.test)
+        shares = np.array_split(shuffled, len(parts.indices))
+        return parts.indices, [share[:test_samples] for share in shares]
+    tests = [
+        _draw_matched(pool, train, test_samples, seed=seed, client=client)
+        for client, train in enumerate(parts.indices)
+    ]
     return parts.indices, tests
 
 
-def _own_tests(pool: Pool, parts: Parts, test_samples: int | None, seed: int) -> tuple[list[Indices], list[Indices]]:
-    """Test clients on examples of their own: in the source's test split if all have some there, else held back."""
+def _split_own(
+    pool: Pool, parts: Parts, test_samples: int | None, seed: int
+) -> tuple[list[Indices], list[Indices]]:
+    """Return training examples and tests of clients that are tested on their own examples.
+
+    Their own examples are those in the source's test split if every client has some there;
+    otherwise clients hold some back.
+    """
     if parts.names is not None and pool.natural is not None:
         owners = pool.natural[pool.test]
         if np.isin(parts.names, owners).all():
-            return parts.indices, [pool.test[owners == name][:test_samples] for name in parts.names]
-    pairs = [
-        set_aside(indices, parts.own_test_fraction, "test", seed, client, at_most=test_samples)
-        for client, indices in enumerate(parts.indices)
-    ]
-    return [train for train, _ in pairs], [test for _, test in pairs]
+            tests = [pool.test[owners == name][:test_samples] for name in parts.names]
+            return parts.indices, tests
+    trains: list[Indices] = []
+    tests: list[Indices] = []
+    for client, indices in enumerate(parts.indices):
+        train, test = set_aside(
+            indices, parts.own_test_fraction, "test", seed=seed, client=client, at_most=test_samples
+        )
+        trains.append(train)
+        tests.append(test)
+    return trains, tests
 
 
 def set_aside(
-    indices: Indices, fraction: float, purpose: str, seed: int, client: int, at_most: int | None = None
+    indices: Indices,
+    fraction: float,
+    purpose: str,
+    *,
+    seed: int,
+    client: int,
+    at_most: int | None = None,
 ) -> tuple[Indices, Indices]:
-    """Return what stays and what is set aside: the fraction, drawn at random, at least one example unless it is 0.
+    """Draw a fraction of a client's examples to set aside; return the remaining ones and these.
 
-    Of two examples and more, one stays at least.
+    At least one example is set aside unless the fraction is 0, and of two examples or more at least
+    one remains.
     """
-    aside = max(1, min(round(fraction * len(indices)), len(indices) - 1)) if fraction else 0
-    aside = aside if at_most is None else min(aside, at_most)
+    count = 0
+    if fraction:
+        count = max(1, min(round(fraction * len(indices)), len(indices) - 1))
+    if at_most is not None:
+        count = min(count, at_most)
     order = rng.generator(seed, purpose, client).permutation(indices)
-    return order[aside:], order[:aside]
+    return order[count:], order[:count]
 
 
-def _matched(pool: Pool, train: Indices, test_samples: int | None, seed: int, client: int) -> Indices:
-    """Draw test examples, each at most once, whose labels are in the proportions of the client's training labels.
+def _draw_matched(
+    pool: Pool, train: Indices, test_samples: int | None, *, seed: int, client: int
+) -> Indices:
+    """Draw test examples, each at most once, in the proportions of the client's training labels.
 
-    As many as the test split allows: the scarcest label sets the number. Labels that the split lacks are left out.
+    The number of examples is the largest that the test split allows: the scarcest label determines
+    it. Labels that the test split lacks are left out.
     """
-    groups, counts = np.unique(pool.groups[train], return_counts=True)
-    there = np.asarray([(pool.groups[pool.test] == group).sum() for group in groups])
-    groups, counts, there = groups[there > 0], counts[there > 0], there[there > 0]
-    if len(groups) == 0:
+    labels, counts = np.unique(pool.groups[train], return_counts=True)
+    candidates = [pool.test[pool.groups[pool.test] == label] for label in labels]
+    available = np.asarray([len(rows) for rows in candidates])
+    candidates = [rows for rows in candidates if len(rows)]
+    counts = counts[available > 0]
+    available = available[available > 0]
+    if len(candidates) == 0:
         raise DataError(
-            f"client {client} cannot be tested: none of its labels {np.unique(pool.groups[train]).tolist()} is in the "
-            f"test split of {pool.name}"
+            f"client {client} cannot be tested: none of its labels "
+            f"{labels.tolist()} is in the test split of {pool.name}"
         )
-    size = int((there * counts.sum() // counts).min())
-    wanted = _proportional(counts, size if test_samples is None else min(size, test_samples))
+    size = int((available * counts.sum() // counts).min())
+    if test_samples is not None:
+        size = min(size, test_samples)
     draw = rng.generator(seed, "test", client)
-    candidates = [pool.test[pool.groups[pool.test] == group] for group in groups]
-    return np.concatenate([draw.permutation(of_group)[:k] for of_group, k in zip(candidates, wanted, strict=True)])
+    drawn: list[Indices] = []
+    for rows, count in zip(candidates, divide_proportionally(counts, size), strict=True):
+        drawn.append(draw.permutation(rows)[:count])
+    return np.concatenate(drawn)
 
 
-def _proportional(counts: Indices, total: int) -> Indices:
-    """Divide a total in proportion to counts, in whole numbers: the largest remainders are rounded up."""
+def divide_proportionally(counts: Indices, total: int) -> Indices:
+    """Divide a total in proportion to counts, in whole numbers; the largest remainders round up."""
     shares, remainders = np.divmod(counts * total, counts.sum())
-    up = np.argsort(-remainders, kind="stable")[: total - shares.sum()]
-    shares[up] += 1
+    rounded_up = np.argsort(-remainders, kind="stable")[: total - shares.sum()]
+    shares[rounded_up] += 1
     return shares

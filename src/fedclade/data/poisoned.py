@@ -1,8 +1,8 @@
-"""Poisoned data: what adversaries train on in place of their own, and what a backdoor is measured by.
+"""Poisoned data: the training data of adversaries, and the test data of a backdoor.
 
-Poisoned data lie beside the federation's own, in a pool of their own, and are asked about by the negative number of a
-round: ``-3`` is what clients would hold in round 3, poisoned. So honest clients, the scores on test data and the sizes
-stay as they are, and who lies, and from when on, is decided query by query.
+Poisoned data is in a pool of its own and is requested by the negative number of a round: ``-3``
+stands for the poisoned data of round 3. Therefore honest clients, scores on test data and sizes
+stay as they are, and each query decides which clients are adversaries, and from which round on.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -17,167 +18,274 @@ import torch
 from torch import Tensor
 
 from fedclade.core import IGNORED, ConfigError, DataError, Indices, require, rng
-from fedclade.data.client_data import ClientData, mapped
+from fedclade.data.client_data import ClientData, map_labels
 from fedclade.data.federation import Federation
 from fedclade.data.pool import Pool
 from fedclade.data.shift import View
 
-# Examples written out as clients see them, where they are not simply the pool's.
+# Examples written out as clients see them, for views that change more than labels and rotation.
 
 SPLITS = ("train", "validation", "test")
-PLAIN: dict[str, Any] = {"label_map": None, "quarter_turns": 0}
-"""How a client sees examples that are written out as it sees them."""
 
-Seen = tuple[tuple[Indices, int], ...]
-"""Examples, each lot with the number of the view that shows them."""
+AS_WRITTEN: dict[str, Any] = {"label_map": None, "quarter_turns": 0}
+"""Fields of a client whose examples are written out as it sees them."""
+
+Lots = tuple[tuple[Indices, int], ...]
+"""Lots of examples, each with the number of the view by which the client sees it."""
+
+LotsKey = tuple[tuple[int, int], ...]
+"""Identities of the arrays of some lots, and the numbers of their views."""
 
 
 @dataclass(frozen=True, eq=False)
-class Hand:
-    """What a client has in one stage."""
+class ViewedData:
+    """Data of one client in one stage, with the views by which it sees the examples."""
 
-    client: ClientData  # who it is
-    train: Seen
-    validation: Seen
-    test: Seen
+    client: ClientData
+    train: Lots
+    validation: Lots
+    test: Lots
 
 
-def as_seen(federation: Federation, views: Sequence[View]) -> Federation:
-    """Return a federation, whose true clusters see it by these views, with images as the views transform them."""
+def apply_views(federation: Federation, views: Sequence[View]) -> Federation:
+    """Return a federation with its images transformed by the views of its true clusters."""
     if not any(view.transform for view in views):
         return federation
-    parts = [each for each in (federation, federation.newcomers) if each is not None]
-    hands: list[list[list[Hand]]] = []
+    parts = [federation]
+    if federation.newcomers is not None:
+        parts.append(federation.newcomers)
+    viewed: list[list[list[ViewedData]]] = []
     for part in parts:
-        known = part.true_clusters or dict.fromkeys(part.ids, 0)
-        hands.append([[_hand(client, known[client.id]) for client in part.clients]])
-    pool, held = written_out(federation.pool, views, hands)
-    made: Federation | None = None
-    for part, (clients,) in reversed([*zip(parts, held, strict=True)]):
-        made = replace(part, pool=pool, clients=tuple(clients), newcomers=made)
-    assert made is not None  # there is one part at least
-    return made
+        cluster_of = part.true_clusters or dict.fromkeys(part.ids, 0)
+        clients = [_view_client(client, cluster_of[client.id]) for client in part.clients]
+        viewed.append([clients])
+    pool, written = write_out_views(federation.pool, views, viewed)
+    newcomers = None
+    if federation.newcomers is not None:
+        clients = tuple(written[1][0])
+        newcomers = replace(federation.newcomers, pool=pool, clients=clients, newcomers=None)
+    return replace(federation, pool=pool, clients=tuple(written[0][0]), newcomers=newcomers)
 
 
-def _hand(client: ClientData, view: int) -> Hand:
-    return Hand(client, ((client.train, view),), ((client.validation, view),), ((client.test, view),))
+def _view_client(client: ClientData, view: int) -> ViewedData:
+    """Return a client that sees all of its examples by one view."""
+    return ViewedData(
+        client,
+        train=((client.train, view),),
+        validation=((client.validation, view),),
+        test=((client.test, view),),
+    )
 
 
-def written_out(
-    pool: Pool, views: Sequence[View], hands: Sequence[Sequence[Sequence[Hand]]]
+def write_out_views(
+    pool: Pool, views: Sequence[View], viewed: Sequence[Sequence[Sequence[ViewedData]]]
 ) -> tuple[Pool, list[list[list[ClientData]]]]:
-    """Return a pool of the examples as they are seen by the views, each once by each, and the clients of each stage."""
-    n, lots = len(pool.x), dict[tuple[tuple[int, int], ...], Indices]()
+    """Write out examples as clients see them.
 
-    def key(seen: Seen) -> tuple[tuple[int, int], ...]:
-        found = tuple((id(indices), view) for indices, view in seen)
-        if found not in lots:
-            each = [view * n + indices for indices, view in seen]
-            lots[found] = each[0] if len(each) == 1 else np.unique(np.concatenate(each))
-        return found
+    Parameters
+    ----------
+    pool
+        The examples.
+    views
+        The views.
+    viewed
+        Data of the clients ``[federation][stage][client]``.
 
-    keys = [[[[key(getattr(hand, split)) for split in SPLITS] for hand in now] for now in of] for of in hands]
-    there = np.unique(np.concatenate([*lots.values()]))
-    of_view, rows = np.divmod(there, n)
-    x, y = _as_they_show(pool, views, of_view, rows)
-    every, natural = np.arange(len(there)), None if pool.natural is None else pool.natural[rows]
-    seen = replace(pool, x=x, y=y, groups=pool.groups[rows], train=every, test=every[:0], natural=natural)
-    places = {found: np.searchsorted(there, lot) for found, lot in lots.items()}  # one array for who has the same
-    clients = [
-        [
-            [replace(hand.client, **dict(zip(SPLITS, (places[k] for k in mine), strict=True)), **PLAIN)
-             for hand, mine in zip(now, found, strict=True)]
-            for now, found in zip(of, of_keys, strict=True)
-        ]
-        for of, of_keys in zip(hands, keys, strict=True)
-    ]  # fmt: skip
-    return seen, clients
+    Returns
+    -------
+    pool
+        A pool with each used example once for each view.
+    clients
+        The clients with their examples in this pool, ``[federation][stage][client]``.
+
+    Raises
+    ------
+    DataError
+        If the views differ in the shape of the images.
+    """
+    n = len(pool.x)
+    # Many clients may have one array of test examples, which is numbered only once, and which they
+    # share afterwards, too.
+    numbers: dict[LotsKey, Indices] = {}
+    for stages in viewed:
+        for data in chain.from_iterable(stages):
+            for split in SPLITS:
+                lots: Lots = getattr(data, split)
+                key = _identify(lots)
+                if key not in numbers:
+                    numbers[key] = _number_examples(lots, n)
+    used = np.unique(np.concatenate([*numbers.values()]))
+    view_of, rows = np.divmod(used, n)
+    x, y = _show_examples(pool, views, view_of, rows)
+    every = np.arange(len(used))
+    written_pool = replace(
+        pool,
+        x=x,
+        y=y,
+        groups=pool.groups[rows],
+        train=every,
+        test=every[:0],
+        natural=None if pool.natural is None else pool.natural[rows],
+    )
+    places = {key: np.searchsorted(used, each) for key, each in numbers.items()}
+
+    def write_out(data: ViewedData) -> ClientData:
+        """Return the client with its examples in the new pool."""
+        splits = {split: places[_identify(getattr(data, split))] for split in SPLITS}
+        return replace(data.client, **splits, **AS_WRITTEN)
+
+    def write_stage(stage: Sequence[ViewedData]) -> list[ClientData]:
+        return [write_out(data) for data in stage]
+
+    clients = [list(map(write_stage, stages)) for stages in viewed]
+    return written_pool, clients
 
 
-def _as_they_show(pool: Pool, views: Sequence[View], of_view: Indices, rows: Indices) -> tuple[Tensor, Tensor]:
-    """Return inputs ``[n, ...]`` and targets of examples, each as its view shows it; views are in ascending order."""
+def _identify(lots: Lots) -> LotsKey:
+    """Return a key that is the same for lots with the same arrays and views."""
+    return tuple((id(indices), view) for indices, view in lots)
+
+
+def _number_examples(lots: Lots, n: int) -> Indices:
+    """Return distinct numbers of examples for each view, given a pool of n examples."""
+    numbered = [view * n + indices for indices, view in lots]
+    # The order of a single lot is kept.
+    if len(numbered) == 1:
+        return numbered[0]
+    return np.unique(np.concatenate(numbered))
+
+
+def _show_examples(
+    pool: Pool, views: Sequence[View], view_of: Indices, rows: Indices
+) -> tuple[Tensor, Tensor]:
+    """Return inputs ``[n, ...]`` and targets of examples by their views, in ascending order."""
     xs: list[Tensor] = []
     ys: list[Tensor] = []
-    for number in np.unique(of_view).tolist():
-        mine, view = torch.from_numpy(rows[of_view == number]), views[number]
-        x, y = pool.x[mine], pool.y[mine]
+    for number in np.unique(view_of).tolist():
+        view = views[number]
+        shown_rows = torch.from_numpy(rows[view_of == number])
+        x = pool.x[shown_rows]
+        y = pool.y[shown_rows]
         if view.transform is not None:
-            x = torch.from_numpy(np.ascontiguousarray(view.transform(x.numpy(), y.numpy(), mine.numpy())))
-        xs.append(torch.rot90(x, view.quarter_turns, (-2, -1)) if view.quarter_turns else x)
-        ys.append(y if view.label_map is None else mapped(y, view.label_map))
-    if len(shapes := {tuple(x.shape[1:]) for x in xs}) > 1:
-        raise DataError(f"all clients should see images of one shape, but views show them as {sorted(shapes)}")
+            images = view.transform(x.numpy(), y.numpy(), shown_rows.numpy())
+            x = torch.from_numpy(np.ascontiguousarray(images))
+        if view.quarter_turns:
+            x = torch.rot90(x, view.quarter_turns, (-2, -1))
+        if view.label_map is not None:
+            y = map_labels(y, view.label_map)
+        xs.append(x)
+        ys.append(y)
+    shapes = {tuple(x.shape[1:]) for x in xs}
+    if len(shapes) > 1:
+        raise DataError(
+            f"all clients should see images of one shape, but views show them as {sorted(shapes)}"
+        )
     return torch.cat(xs), torch.cat(ys)
 
 
 @dataclass(frozen=True, eq=False)
 class PoisonedFederation(Federation):
-    """A federation with what clients hold poisoned in each of its stages, the first included.
+    """Federation with additional, poisoned data for each of its stages, including the first.
 
-    ``poisoned`` has the adversaries there with poisoned training and validation data, and of a backdoor the other
-    clients with test examples that have its trigger, and its target for a label. None: nobody is there.
+    Parameters
+    ----------
+    poisoned
+        For each stage: the adversaries with poisoned training and validation data, and for a
+        backdoor the other clients with test examples that have its trigger and its target label.
+        None: no client has such data.
     """
 
     poisoned: tuple[Federation | None, ...] = ()
 
     def stage_in(self, number: int) -> int:
-        """Return which stage a round is in; of a negative number, the stage with what is poisoned."""
-        return super().stage_in(number) if number >= 0 else len(self.stages) + 1 + super().stage_in(-number)
+        """Return the stage of a round; for a negative number, the stage with its poisoned data."""
+        if number >= 0:
+            return super().stage_in(number)
+        return len(self.stages) + 1 + super().stage_in(-number)
 
     @cached_property
     def each_stage(self) -> tuple[Federation, ...]:
-        """The clients with what they hold before the first stage, and in each; then the same with poisoned data."""
-        return (*super().each_stage, *(self if each is None else each for each in self.poisoned))
+        """The clients with their data in each stage; then the same with poisoned data."""
+        poisoned = [self if each is None else each for each in self.poisoned]
+        return (*super().each_stage, *poisoned)
 
     def shard(self, clients: Collection[int]) -> Federation:
-        """Return a federation of some of the clients, with what they hold poisoned."""
-        mine = [None if each is None else set(each.ids) & set(clients) for each in self.poisoned]
-        there = zip(self.poisoned, mine, strict=True)
-        poisoned = tuple(each.shard(ids) if each is not None and ids else None for each, ids in there)
-        return replace(super().shard(clients), poisoned=poisoned)
+        """Return a federation of some of the clients, with their poisoned data."""
+        shards: list[Federation | None] = []
+        for federation in self.poisoned:
+            shard = None
+            if federation is not None:
+                ids = set(federation.ids) & set(clients)
+                if ids:
+                    shard = federation.shard(ids)
+            shards.append(shard)
+        return replace(super().shard(clients), poisoned=tuple(shards))
 
 
 class Poison(Protocol):
-    """What adversaries do to their data."""
+    """Modification of the data of adversaries."""
 
     triggers: ClassVar[bool]
-    """Whether there are examples by which success is measured."""
+    """Whether success is measured on examples with a trigger."""
 
     def poisoned(self, x: Tensor, y: Tensor, draw: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets, as a client sees them, poisoned."""
+        """Return poisoned inputs and targets, given those that a client sees."""
         ...
 
     def triggered(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the examples that should be taken for something else, which is their target."""
+        """Return the examples with the trigger, and the target label for each."""
         ...
 
 
 @dataclass(frozen=True)
 class LabelFlip:
-    """Labels y become C − 1 − y (Blades, ByzFL); where examples have several, each by itself."""
+    """Label flip: labels y become C − 1 − y, several labels of an example each by itself.
+
+    Source: Blades, ByzFL.
+
+    Parameters
+    ----------
+    labels
+        C, the number of labels.
+    """
 
     triggers: ClassVar[bool] = False
-    labels: int  # C
+    labels: int
 
     @classmethod
     def of(cls, pool: Pool) -> LabelFlip:
-        """Return that of the labels of a pool; a ConfigError if it has none."""
+        """Return the label flip for a pool; a ConfigError if the pool has no labels."""
         if pool.task == "regression":
-            raise ConfigError(f"adversary.kind 'label_flip' needs labels, and the targets of {pool.name} are numbers")
+            raise ConfigError(
+                f"adversary.kind 'label_flip' needs labels, and the targets of {pool.name} are "
+                "numbers"
+            )
         return cls(2 if pool.y.is_floating_point() else pool.outputs)
 
     def poisoned(self, x: Tensor, y: Tensor, draw: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Return inputs as they are, and targets flipped; those that are ignored stay."""
+        """Return the same inputs, and flipped targets; ignored targets stay."""
         return x, torch.where(y == IGNORED, y, self.labels - 1 - y)
 
     def triggered(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return nothing."""
+        """Return no examples."""
         return x[:0], y[:0]
 
 
 @dataclass(frozen=True)
 class Backdoor:
-    """A share of the examples gets a trigger, and the target for a label (Bagdasaryan et al. 2020)."""
+    """Backdoor: some examples get a trigger, and the target label (Bagdasaryan et al. 2020).
+
+    Parameters
+    ----------
+    target
+        The target label.
+    patch
+        Side of the trigger in pixels, a bright square in the lower right corner.
+    share
+        Fraction of an adversary's examples that get the trigger.
+    bright
+        Value of a bright pixel.
+    """
 
     triggers: ClassVar[bool] = True
     target: int
@@ -187,46 +295,80 @@ class Backdoor:
 
     @classmethod
     def of(cls, pool: Pool, target: int, patch: int, share: float) -> Backdoor:
-        """Return that of the images of a pool; a ConfigError if it has none, or no such target, or they are smaller."""
+        """Return the backdoor for a pool of images.
+
+        Raises
+        ------
+        ConfigError
+            If the pool has no images with labels, the target is no label, or the patch is larger
+            than an image.
+        """
         if pool.x.dim() != 4 or pool.task != "classification":
             raise ConfigError(
-                f"adversary.kind 'backdoor' needs images with labels, but {pool.name} has inputs of shape "
-                f"{list(pool.input_shape)} in a {pool.task} task"
+                f"adversary.kind 'backdoor' needs images with labels, but {pool.name} has inputs "
+                f"of shape {list(pool.input_shape)} in a {pool.task} task"
             )
         side = min(pool.input_shape[1:])
+        label_rule = f"below {pool.outputs}, the number of labels"
+        side_rule = f"at most {side}, the side of an image"
         require(
-            ("adversary.target", target, target < pool.outputs, f"below {pool.outputs}, the number of labels"),
-            ("adversary.patch", patch, patch <= side, f"at most {side}, the side of an image"),
+            ("adversary.target", target, target < pool.outputs, label_rule),
+            ("adversary.patch", patch, patch <= side, side_rule),
         )
-        return cls(target, patch, share, 255.0 if pool.x.dtype == torch.uint8 else float(pool.x.max()))
+        bright = 255.0 if pool.x.dtype == torch.uint8 else float(pool.x.max())
+        return cls(target, patch, share, bright)
 
     def poisoned(self, x: Tensor, y: Tensor, draw: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Return examples of which the share, at least one, leads to the target."""
-        some = torch.from_numpy(draw.permutation(len(x))[: max(1, round(self.share * len(x)))])
-        x, y = x.clone(), y.clone()
-        x[some], y[some] = self._with_trigger(x[some]), self.target
+        """Return examples of which a share, at least one, has the trigger and the target label."""
+        count = max(1, round(self.share * len(x)))
+        chosen = torch.from_numpy(draw.permutation(len(x))[:count])
+        x = x.clone()
+        y = y.clone()
+        x[chosen] = self._add_trigger(x[chosen])
+        y[chosen] = self.target
         return x, y
 
     def triggered(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the examples of other labels with the trigger, and the target for a label."""
+        """Return the examples of other labels with the trigger, and the target label for each."""
         others = y != self.target
-        return self._with_trigger(x[others]), torch.full_like(y[others], self.target)
+        return self._add_trigger(x[others]), torch.full_like(y[others], self.target)
 
-    def _with_trigger(self, x: Tensor) -> Tensor:
+    def _add_trigger(self, x: Tensor) -> Tensor:
+        """Return images with the trigger."""
         x = x.clone()
         x[..., -self.patch :, -self.patch :] = self.bright
         return x
 
 
-def poisoned(federation: Federation, liars: Collection[int], poison: Poison, seed: int) -> PoisonedFederation:
-    """Return a federation with what clients hold poisoned; which examples are is drawn by seed and key."""
-    own: dict[str, Any] = {field.name: getattr(federation, field.name) for field in fields(Federation)}
-    stages = tuple(_Written(each.pool).of(each, frozenset(liars), poison, seed) for each in federation.each_stage)
-    return PoisonedFederation(**own, poisoned=stages)
+def poison_federation(
+    federation: Federation, adversaries: Collection[int], poison: Poison, seed: int
+) -> PoisonedFederation:
+    """Add poisoned data to a federation.
+
+    Parameters
+    ----------
+    federation
+        The clients and their data.
+    adversaries
+        Ids of the adversaries.
+    poison
+        The modification of their data.
+    seed
+        Seed of the draws of the examples to poison, together with the client's key.
+    """
+    values: dict[str, Any] = {
+        field.name: getattr(federation, field.name) for field in fields(Federation)
+    }
+    ids = frozenset(adversaries)
+    stages = [
+        _PoisonedExamples(stage.pool).build(stage, ids, poison, seed)
+        for stage in federation.each_stage
+    ]
+    return PoisonedFederation(**values, poisoned=tuple(stages))
 
 
-class _Written:
-    """Examples written out, of which a pool is made: of those that many clients are tested on, one copy."""
+class _PoisonedExamples:
+    """Poisoned examples of one stage. Test examples that many clients share are written once."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -235,42 +377,70 @@ class _Written:
         self._count = 0
         self._tests: dict[tuple[int, int, int], tuple[ClientData, Indices]] = {}
 
-    def of(self, federation: Federation, liars: Collection[int], poison: Poison, seed: int) -> Federation | None:
-        """Return the clients that hold something poisoned; None if there are none."""
-        ids = [client for client in federation.ids if poison.triggers or client in liars]
-        held = (federation.by_id[client] for client in ids)
-        each = (self._liar(one, poison, seed) if one.id in liars else self._honest(one, poison) for one in held)
-        clients = tuple(client for client in each if client is not None)
+    def build(
+        self, federation: Federation, adversaries: Collection[int], poison: Poison, seed: int
+    ) -> Federation | None:
+        """Return the clients that have poisoned data; None if there are none."""
+        clients: list[ClientData] = []
+        for client_id in federation.ids:
+            if client_id in adversaries:
+                client = self._poison_client(federation.by_id[client_id], poison, seed)
+            elif poison.triggers:
+                client = self._trigger_tests(federation.by_id[client_id], poison)
+            else:
+                continue
+            if client is not None:
+                clients.append(client)
         if not clients:
             return None
-        x, y, every = torch.cat(self._x), torch.cat(self._y), np.arange(self._count)
-        groups = np.zeros(self._count, dtype=np.int64)
-        pool = replace(self._pool, x=x, y=y, groups=groups, train=every, test=every[:0], natural=None)
-        return Federation(pool, clients, description=str(federation), augment=federation.augment)
+        every = np.arange(self._count)
+        pool = replace(
+            self._pool,
+            x=torch.cat(self._x),
+            y=torch.cat(self._y),
+            groups=np.zeros(self._count, dtype=np.int64),
+            train=every,
+            test=every[:0],
+            natural=None,
+        )
+        return Federation(
+            pool, tuple(clients), description=str(federation), augment=federation.augment
+        )
 
-    def _liar(self, client: ClientData, poison: Poison, seed: int) -> ClientData:
+    def _poison_client(self, client: ClientData, poison: Poison, seed: int) -> ClientData:
+        """Return an adversary with poisoned training and validation data."""
         draw = rng.generator(seed, "poisoned examples", client.key)
-        held: dict[str, Indices] = {}
+        splits: dict[str, Indices] = {}
         for split in ("train", "validation"):
-            x, y = self._seen(client, getattr(client, split))
-            held[split] = self._add(*(poison.poisoned(x, y, draw) if len(x) else (x, y)))
-        return replace(client, **held, test=held["train"][:1], **PLAIN)
+            x, y = self._show_examples(client, getattr(client, split))
+            if len(x):
+                x, y = poison.poisoned(x, y, draw)
+            splits[split] = self._add(x, y)
+        # A client needs a test example, which is never used.
+        return replace(client, **splits, test=splits["train"][:1], **AS_WRITTEN)
 
-    def _honest(self, client: ClientData, poison: Poison) -> ClientData | None:
+    def _trigger_tests(self, client: ClientData, poison: Poison) -> ClientData | None:
+        """Return an honest client with triggered test examples; None if it has none."""
         key = id(client.test), id(client.label_map), client.quarter_turns
-        if key not in self._tests:  # and the client is kept, or its indices could lie where others lay
-            self._tests[key] = client, self._add(*poison.triggered(*self._seen(client, client.test)))
-        test = self._tests[key][1]
-        return replace(client, train=test[:1], validation=test[:0], test=test, **PLAIN) if len(test) else None
+        if key not in self._tests:
+            x, y = self._show_examples(client, client.test)
+            # The client is stored, too: else another array could get the same id.
+            self._tests[key] = client, self._add(*poison.triggered(x, y))
+        _, test = self._tests[key]
+        if len(test) == 0:
+            return None
+        return replace(client, train=test[:1], validation=test[:0], test=test, **AS_WRITTEN)
 
-    def _seen(self, client: ClientData, indices: Indices) -> tuple[Tensor, Tensor]:
-        """Return examples of the pool, not scaled, as a client sees them."""
+    def _show_examples(self, client: ClientData, indices: Indices) -> tuple[Tensor, Tensor]:
+        """Return examples of the pool as a client sees them, not scaled."""
         rows = torch.from_numpy(indices)
         x = self._pool.x[rows]
-        x = torch.rot90(x, client.quarter_turns, (-2, -1)) if client.quarter_turns else x
+        if client.quarter_turns:
+            x = torch.rot90(x, client.quarter_turns, (-2, -1))
         return x, client.labels(self._pool.y[rows])
 
     def _add(self, x: Tensor, y: Tensor) -> Indices:
+        """Add examples; return their indices."""
         self._x.append(x)
         self._y.append(y)
         self._count += len(x)

@@ -1,4 +1,4 @@
-"""All examples of a data source, in one pool that clients share."""
+"""Pools: all examples of a data source, shared by the clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.core import IGNORED, ConfigError, DataError, DataSpec, Indices, TaskKind, checked, require, shown, unknown
+from fedclade.core import (
+    IGNORED,
+    ConfigError,
+    DataError,
+    DataSpec,
+    Indices,
+    TaskKind,
+    checked,
+    require,
+    shown,
+    unknown,
+)
 from fedclade.data.arrays import (
     Arrays,
     InputKind,
@@ -24,35 +35,48 @@ from fedclade.data.arrays import (
     check_name,
     check_numbering,
     check_range,
-    groups_of,
-    inputs_as,
-    outputs_of,
+    convert_inputs,
+    count_outputs,
+    group_by_label,
     require_outputs,
     whole_number,
 )
 
 Scaling = Literal["source", "unit", "pixel"]
-"""How images are scaled; see :meth:`Pool.scaled`."""
+"""Scaling of images; see :meth:`Pool.scaled`."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """What the inputs and labels of a table are called, and how its numbers were scaled, for who uses a model of it."""
+    """Names of the inputs and labels of a table, and the scaling of its numbers.
 
-    inputs: tuple[str, ...]  # a text column has one entry for each of its categories, as "ward=surgery"
+    Parameters
+    ----------
+    inputs
+        Names of the inputs. A text column has one for each of its categories, as
+        ``"ward=surgery"``.
+    labels
+        Names of the labels.
+    mean, std
+        Mean and standard deviation of each input before scaling; None if each client has its own.
+    scaled_by_client
+        Whether each client's numbers were scaled by its own examples.
+    """
+
+    inputs: tuple[str, ...]
     labels: tuple[str, ...] = ()
-    mean: tuple[float, ...] | None = None  # of each input, before it was scaled; None if each client has its own
+    mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
-    scaled_by_client: bool = False  # whether each client's numbers were scaled by its own examples
+    scaled_by_client: bool = False
 
     @property
     def are_scaled_together(self) -> bool:
-        """Whether numbers were scaled by the examples of all clients, and not by each client's own."""
+        """Whether numbers were scaled by the examples of all clients together."""
         return self.mean is not None
 
     @property
     def described(self) -> dict[str, object]:
-        """What is known, as JSON has it."""
+        """The known fields, as values for JSON."""
         known = {"columns": self.inputs, "labels": self.labels, "mean": self.mean, "std": self.std}
         return {name: list(value) for name, value in known.items() if value}
 
@@ -60,43 +84,47 @@ class Columns:
 @checked("name", "x", "y", "groups", "train", "test", "outputs", "task", "natural", "mean", "std")
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """All examples of a data source: decoded once, shared by all clients, never copied for a client.
+    """Examples of a data source: decoded once, shared by all clients, never copied for one.
 
     Parameters
     ----------
     name
         The source's name, as in ``fedclade ls datasets``.
     x
-        Inputs ``[N, ...]``: uint8 images ``[N, C, H, W]``, float32 features ``[N, F]`` or int64 tokens ``[N, T]``; a
-        tensor or an array. Other floats and truth values become float32, other whole numbers int64, which are cast
-        for a model that does not take whole numbers; see :meth:`with_inputs_as`.
+        Inputs ``[N, ...]``: uint8 images ``[N, C, H, W]``, float32 features ``[N, F]`` or int64
+        tokens ``[N, T]``; a tensor or an array. Other floats and truth values become float32, other
+        whole numbers int64, which are cast for a model that does not take whole numbers; see
+        :meth:`with_inputs_as`.
     y
-        Targets, of any type that can be converted without a loss. int64: labels ``[N]`` (``classification``), or the
-        next token at each place ``[N, T]``, -100 where there is none (``language``). float32: 0 or 1 ``[N]``
-        (``binary``) or ``[N, L]`` (``multilabel``); numbers ``[N]`` or ``[N, k]`` (``regression``).
+        Targets, of any type that can be converted without a loss. int64: labels ``[N]``
+        (``classification``), or the next token at each place ``[N, T]``, -100 where there is none
+        (``language``). float32: 0 or 1 ``[N]`` (``binary``) or ``[N, L]`` (``multilabel``); numbers
+        ``[N]`` or ``[N, k]`` (``regression``).
     groups
-        int64 ``[N]``, what a partition by label goes by: the label; for language data its topic; 0 where there is none.
+        int64 ``[N]``, the groups of a partition by label: the label, for language data the topic, 0
+        if there is none.
     train, test
-        Indices of the examples to train on and of the source's own test split. An empty ``test`` means that every
-        client holds back a part of its own examples.
+        Indices of the examples to train on and of the source's own test split. An empty ``test``
+        means that every client holds back a part of its own examples.
     outputs
-        Number of outputs that a model must give: labels, the size of the vocabulary, 1, L, or k.
+        Number of outputs of a model: labels, the size of the vocabulary, 1, L, or k.
     task
-        What the targets are: one of :data:`~fedclade.core.TaskKind`.
+        The task, one of :data:`~fedclade.core.TaskKind`.
     natural
-        ``[N]``, the owner of each example (writer, speaker, user), where the source knows it.
+        ``[N]``, the owner of each example (writer, speaker, user), if the source knows it.
     vocabulary
-        The words that the tokens stand for; empty for data that is not text.
+        The words of the tokens; empty for data that is not text.
     mean, std
-        Of the pixels in [0, 1]; uint8 images reach the model as ``(x / 255 - mean) / std``.
+        Mean and standard deviation of the pixels in [0, 1]; uint8 images reach the model as ``(x /
+        255 - mean) / std``.
     columns
-        For people: what the inputs and the labels of a table are called, and how the inputs were scaled.
+        Names of the inputs and labels of a table, and the scaling of the inputs, for people.
 
     Raises
     ------
     DataError
-        If the arrays are not of one length or not of the right kind, an index or a label is out of range, or the task
-        is unknown.
+        If the arrays are not of one length or not of the right kind, an index or a label is out of
+        range, or the task is unknown.
     """
 
     name: str
@@ -113,92 +141,161 @@ class Pool:
     std: float = 1.0
     columns: Columns | None = None
     digest: str | None = field(default=None, init=False)
-    """SHA-256 of ``x`` and ``y`` where a file says it, so that they need not be read; a changed pool has none."""
-    reopened: tuple[Callable[..., Pool], tuple[str, ...]] | None = field(default=None, init=False, repr=False)
+    """SHA-256 of ``x`` and ``y`` if a file states it, so that they need not be read.
+
+    A pool that was changed has none.
+    """
+    reopened: tuple[Callable[..., Pool], tuple[str, ...]] | None = field(
+        default=None, init=False, repr=False
+    )
     """The call by which another process maps the same file."""
 
     def __post_init__(self) -> None:
         if self.task not in get_args(TaskKind):
-            raise DataError(unknown(f"task of pool {self.name!r}:", str(self.task), get_args(TaskKind)))
+            kinds = get_args(TaskKind)
+            raise DataError(unknown(f"task of pool {self.name!r}:", str(self.task), kinds))
         check_name(self.name, "the name of a pool")
         self._convert()
-        if self.task == "classification" and self.y.dim() != 1:
-            raise DataError(
-                f"targets of pool {self.name!r} should be one label for each example, got shape {list(self.y.shape)}"
-            )
-        arrays = {"x": self.x, "y": self.y, "groups": self.groups, "natural": self.natural}
-        if self.natural is not None and not isinstance(self.natural, np.ndarray):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise DataError(f"natural of pool {self.name!r} should be an array of names, got {shown(self.natural)}")
-        if scalars := [name for name, array in arrays.items() if array is not None and array.ndim == 0]:
-            raise DataError(f"{scalars[0]} of pool {self.name!r} should have an entry for each example, got one number")
-        lengths = {name: len(array) for name, array in arrays.items() if array is not None}
-        if len(set(lengths.values())) > 1:
-            raise DataError(f"the arrays of pool {self.name!r} should have one length, got {lengths}")
+        self._check_shapes()
         for split, indices in (("train", self.train), ("test", self.test)):
             check_range(indices, len(self.x), f"the {split} indices of pool {self.name!r}")
         require_outputs(self.outputs, f"outputs of pool {self.name!r}")
         if self.y.is_floating_point():
-            if (needed := outputs_of(self.y, self.task)) != self.outputs:
-                raise DataError(f"outputs of pool {self.name!r} should be {needed}, as its targets, got {self.outputs}")
-            return
-        if bool((odd := (self.y < 0) & (self.y != IGNORED)).any()):
-            there_may_be_none = f", or {IGNORED} where there is none" if self.task == "language" else ""
+            needed = count_outputs(self.y, self.task)
+            if needed != self.outputs:
+                raise DataError(
+                    f"outputs of pool {self.name!r} should be {needed}, as its targets, got "
+                    f"{self.outputs}"
+                )
+        else:
+            self._check_labels()
+
+    def _check_shapes(self) -> None:
+        """Check that all arrays have an entry for each example."""
+        if self.task == "classification" and self.y.dim() != 1:
             raise DataError(
-                f"labels of pool {self.name!r} should be 0 or more{there_may_be_none}, got {int(self.y[odd][0])}"
+                f"targets of pool {self.name!r} should be one label for each example, got shape "
+                f"{list(self.y.shape)}"
+            )
+        arrays: dict[str, Any] = {"x": self.x, "y": self.y, "groups": self.groups}
+        if self.natural is not None:
+            if not isinstance(self.natural, np.ndarray):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise DataError(
+                    f"natural of pool {self.name!r} should be an array of names, got "
+                    f"{shown(self.natural)}"
+                )
+            arrays["natural"] = self.natural
+        scalars = [name for name, array in arrays.items() if array.ndim == 0]
+        if scalars:
+            raise DataError(
+                f"{scalars[0]} of pool {self.name!r} should have an entry for each example, got "
+                "one number"
+            )
+        lengths = {name: len(array) for name, array in arrays.items()}
+        if len(set(lengths.values())) > 1:
+            raise DataError(
+                f"the arrays of pool {self.name!r} should have one length, got {lengths}"
+            )
+
+    def _check_labels(self) -> None:
+        """Check that labels and tokens are in range."""
+        is_negative = (self.y < 0) & (self.y != IGNORED)
+        if bool(is_negative.any()):
+            exception = f", or {IGNORED} where there is none" if self.task == "language" else ""
+            raise DataError(
+                f"labels of pool {self.name!r} should be 0 or more{exception}, got "
+                f"{int(self.y[is_negative][0])}"
             )
         self._check_ignored()
         if len(self.y) and int(self.y.max()) >= self.outputs:
-            raise DataError(f"pool {self.name!r} has {self.outputs} outputs, but a label {int(self.y.max())}")
+            raise DataError(
+                f"pool {self.name!r} has {self.outputs} outputs, but a label {int(self.y.max())}"
+            )
 
     def _check_ignored(self) -> None:
-        """Check that only tokens are left without a target, since an example without one has no use."""
-        without = self.y == IGNORED
-        if self.task == "language" or not bool(without.any()):
+        """Check that only tokens lack a target, since an example without a label has no use."""
+        is_ignored = self.y == IGNORED
+        if self.task == "language" or not bool(is_ignored.any()):
             return
         raise DataError(
-            f"pool {self.name!r} has {int(without.sum())} of {len(self.y)} examples without a label ({IGNORED}, which "
-            "losses ignore), and nothing can be learnt or scored on them; leave these examples out"
+            f"pool {self.name!r} has {int(is_ignored.sum())} of {len(self.y)} examples without a "
+            f"label ({IGNORED}, which losses ignore), and nothing can be learnt or scored on them; "
+            "leave these examples out"
         )
 
     def _convert(self) -> None:
-        """Convert numbers and arrays to the types that a pool keeps, if that loses nothing."""
-        of = f"of pool {self.name!r}"
+        """Convert numbers and arrays to the types of a pool, if that loses nothing."""
+        owner = f"of pool {self.name!r}"
         for name in ("mean", "std"):
-            if not isinstance(value := getattr(self, name), numbers.Real):
-                raise DataError(f"{name} {of} should be a number, got {value!r}")
+            value = getattr(self, name)
+            if not isinstance(value, numbers.Real):
+                raise DataError(f"{name} {owner} should be a number, got {value!r}")
         if not self.std > 0:
-            raise DataError(f"std {of} should be greater than 0, got {self.std}")
-        converted = {
-            "outputs": whole_number(self.outputs, f"outputs {of}"),
-            "x": as_inputs(self.x, f"inputs {of}"),
-            "y": as_targets(self.y, f"targets {of}", self.task),
-            **{name: as_indices(getattr(self, name), f"{name} {of}") for name in ("groups", "train", "test")},
+            raise DataError(f"std {owner} should be greater than 0, got {self.std}")
+        converted: dict[str, Any] = {
+            "outputs": whole_number(self.outputs, f"outputs {owner}"),
+            "x": as_inputs(self.x, f"inputs {owner}"),
+            "y": as_targets(self.y, f"targets {owner}", self.task),
         }
+        for name in ("groups", "train", "test"):
+            converted[name] = as_indices(getattr(self, name), f"{name} {owner}")
         for name, value in converted.items():
             object.__setattr__(self, name, value)
 
     @classmethod
-    def of_arrays(cls, name: str, arrays: Arrays, groups: Indices, outputs: int, **more: Any) -> Pool:
-        """Return a pool of the arrays ``x`` and ``y``, whose first ``train`` examples are for training."""
-        train, examples = int(arrays["train"]), np.arange(len(arrays["x"]))
-        x, y = torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["y"])
-        return cls(name, x, y, groups, examples[:train], examples[train:], outputs, **more)
+    def of_arrays(
+        cls, name: str, arrays: Arrays, groups: Indices, outputs: int, **options: Any
+    ) -> Pool:
+        """Build a pool of arrays ``x`` and ``y``; the first ``train`` examples are for training."""
+        count = int(arrays["train"])
+        examples = np.arange(len(arrays["x"]))
+        return cls(
+            name,
+            torch.from_numpy(arrays["x"]),
+            torch.from_numpy(arrays["y"]),
+            groups=groups,
+            train=examples[:count],
+            test=examples[count:],
+            outputs=outputs,
+            **options,
+        )
 
     @classmethod
     def of_examples(
-        cls, name: str, x: Tensor, y: Any, train: Indices, test: Indices, *, outputs: int | None = None, **more: Any
+        cls,
+        name: str,
+        x: Tensor,
+        y: Any,
+        train: Indices,
+        test: Indices,
+        *,
+        outputs: int | None = None,
+        **options: Any,
     ) -> Pool:
-        """Return a pool whose groups are the labels, with as many outputs as its targets need, if not given."""
-        task = more.get("task", "classification")
+        """Build a pool whose groups are the labels.
+
+        By default it has as many outputs as its targets need.
+        """
+        task = options.get("task", "classification")
         y = as_targets(y, f"targets of pool {name!r}", task)
         if not outputs:
             check_numbering(y, f"labels of pool {name!r}", task)
-        return cls(name, x, y, groups_of(y, task), train, test, outputs or outputs_of(y, task), **more)
+            outputs = count_outputs(y, task)
+        return cls(
+            name,
+            x,
+            y,
+            groups=group_by_label(y, task),
+            train=train,
+            test=test,
+            outputs=outputs,
+            **options,
+        )
 
-    def known(self, digest: str, reopen: Callable[..., Pool], *arguments: str) -> None:
-        """Note what the writer of a file found out: its digest, and that all inputs are finite.
+    def record_file(self, digest: str, reopen: Callable[..., Pool], *arguments: str) -> None:
+        """Record facts about the file of the examples: its digest, and that inputs are finite.
 
-        To another process the pool travels as the call that maps the file there.
+        For another process, the pool is pickled as the call that maps the file there.
         """
         object.__setattr__(self, "digest", digest)
         object.__setattr__(self, "reopened", (reopen, arguments))
@@ -209,13 +306,14 @@ class Pool:
 
     @cached_property
     def not_finite(self) -> Indices:
-        """Which examples have an input that is NaN or infinite."""
+        """Indices of the examples with an input that is NaN or infinite."""
         if not self.x.is_floating_point() or bool(self.x.sum(dtype=torch.float64).isfinite()):
             return np.empty(0, dtype=np.int64)
         return (~self.x.flatten(1).isfinite().all(1)).nonzero().flatten().numpy()
 
     def __repr__(self) -> str:
-        return f"Pool({self.name!r}, {self.x.dtype} {list(self.x.shape)}, outputs={self.outputs}, task={self.task!r})"
+        inputs = f"{self.x.dtype} {list(self.x.shape)}"
+        return f"Pool({self.name!r}, {inputs}, outputs={self.outputs}, task={self.task!r})"
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -224,29 +322,45 @@ class Pool:
 
     @property
     def schema(self) -> DataSpec:
-        """What the examples look like, for a server that does not have them."""
-        scaled = (self.mean, self.std) if self.x.dtype == torch.uint8 else None
-        words = len(self.vocabulary) or (self.outputs if self.task == "language" else 0)
-        return DataSpec(self.name, self.input_shape, self.outputs, self.task, words, scaled)
+        """Shape of the examples, for a server that does not have them."""
+        scaling = None
+        if self.x.dtype == torch.uint8:
+            scaling = (self.mean, self.std)
+        words = len(self.vocabulary)
+        if self.task == "language" and not words:
+            words = self.outputs
+        return DataSpec(self.name, self.input_shape, self.outputs, self.task, words, scaling)
 
     @checked()
     def scaled(self, how: Scaling) -> Pool:
-        """Return the pool with its images scaled in another way.
+        """Return the pool with another scaling of its images.
 
         Parameters
         ----------
         how
-            ``source``: by the source's mean and standard deviation, as they are. ``unit``: to [0, 1], and no further.
-            ``pixel``: every pixel by its own mean and deviation over all images, the test split included, as floats; in
-            grey levels (x − μ)/(σ + 0.001), as Li et al. 2018 have MNIST, so that a pixel that is always black is 0.
-            All but ``source`` need images of uint8; other inputs raise a ConfigError.
+            ``source``: by the source's mean and standard deviation, as they are. ``unit``: to [0,
+            1], and no further. ``pixel``: each pixel by its own mean μ and standard deviation σ
+            over all images, including the test split, as floats: (x − μ)/(σ + 0.001) in grey
+            levels, as Li et al. 2018 scale MNIST, so that a pixel that is always black is 0.
+
+        Raises
+        ------
+        ConfigError
+            If the scaling is unknown, or is not ``source`` and inputs are not images of uint8.
         """
         if how not in get_args(Scaling):
             raise ConfigError(unknown("scaling:", how, get_args(Scaling)))
         if how == "source":
             return self
         images = self.x.dtype == torch.uint8
-        require(("scaling", how, images, f"'source' for {self.name}, whose inputs are not images of whole bytes"))
+        require(
+            (
+                "scaling",
+                how,
+                images,
+                f"'source' for {self.name}, whose inputs are not images of whole bytes",
+            )
+        )
         if how == "unit":
             return replace(self, mean=0.0, std=1.0)
         x = self.x.to(torch.float32)
@@ -254,21 +368,39 @@ class Pool:
         return replace(self, x=x.sub_(mean).div_(deviation + 0.001), mean=0.0, std=1.0)
 
     def with_inputs_as(self, kind: InputKind) -> Pool:
-        """Return the pool with its inputs as numbers or as tokens; see :data:`~fedclade.data.InputKind`.
+        """Return the pool with its inputs as numbers or as tokens.
 
         Raises
         ------
         ConfigError
-            If the kind is unknown.
+            If the kind is not one of :data:`~fedclade.data.InputKind`.
         DataError
             If tokens are no whole numbers of at least 0.
         """
         check_input_kind(kind)
-        x = inputs_as(self.x, kind, f"inputs of pool {self.name!r}")
+        x = convert_inputs(self.x, kind, f"inputs of pool {self.name!r}")
         return self if x is self.x else replace(self, x=x)
 
     def inputs(self, indices: Indices, quarter_turns: int = 0) -> Tensor:
-        """Return inputs as a model takes them, ``[n, ...]``: normalised floats, or tokens; turned by 90° each."""
+        """Return inputs for a model, ``[n, ...]``.
+
+        Parameters
+        ----------
+        indices
+            Indices of the examples, int64 ``[n]``.
+        quarter_turns
+            Number of rotations by 90°, counter-clockwise.
+
+        Returns
+        -------
+        Tensor
+            Images of bytes as normalized floats; other inputs as they are.
+
+        Raises
+        ------
+        DataError
+            If there are no such examples, or images cannot be rotated.
+        """
         try:
             x = self.x[torch.from_numpy(indices)]
             if x.dtype == torch.uint8:
@@ -276,6 +408,6 @@ class Pool:
             return torch.rot90(x, quarter_turns, (-2, -1)) if quarter_turns else x
         except (TypeError, IndexError, RuntimeError) as error:
             raise DataError(
-                f"inputs of pool {self.name!r} are asked for by indices below {len(self.x)}, int64 [n], and whole "
-                f"quarter turns: {error}"
+                f"inputs of pool {self.name!r} need indices below {len(self.x)}, int64 "
+                f"[n], and whole quarter turns: {error}"
             ) from error

@@ -1,4 +1,4 @@
-"""Schemas: how the columns, labels and words of tables and texts become numbers, the same for all clients."""
+"""Schemas: the encoding of tables and texts as numbers, the same for all clients."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SchemaError(DataError):
 
 @dataclass(frozen=True)
 class InputColumn:
-    """One input column of a table: a number, categories (one column of 0 and 1 for each), or a text."""
+    """Input column of a table: a number, categories (a column of 0 and 1 for each), or a text."""
 
     name: str
     kind: Literal["number", "category", "text"] = NUMBER
@@ -71,22 +71,24 @@ class InputColumn:
 class DataSchema:
     """The encoding of a table or of texts.
 
-    All clients of a run should encode their data by the same schema. Otherwise the same input of a model means
-    something else for each client.
+    All clients of a run should encode their data by the same schema. Otherwise the same input of a
+    model means something else for each client.
 
     Parameters
     ----------
     inputs
-        The input columns, in the order in which a model gets them. Empty for texts that are in no table.
+        The input columns, in the order in which a model gets them. Empty for texts that are in no
+        table.
     target
         Names of the target columns. Empty for texts that are in no table.
     task
         What the target is; None if the data decides.
     labels
-        Names of the labels, in the order of their numbers; or how many numbered labels there are; or None for targets
-        that are no labels.
+        Names of the labels, in the order of their numbers; or how many numbered labels there are;
+        or None for targets that are no labels.
     words
-        The vocabulary of a text, which begins with ``<pad>`` and ``<unk>``. Other words become ``<unk>``.
+        The vocabulary of a text, which begins with ``<pad>`` and ``<unk>``. Other words become
+        ``<unk>``.
     """
 
     inputs: tuple[InputColumn, ...] = ()
@@ -99,8 +101,7 @@ class DataSchema:
     def discloses_values(self) -> bool:
         """Whether it has values of the data: categories, names of labels, or words."""
         has_categories = any(column.categories for column in self.inputs)
-        names = self.labels if isinstance(self.labels, tuple) else ()
-        has_names = not set(names) <= {0, 1}
+        has_names = isinstance(self.labels, tuple) and not set(self.labels) <= {0, 1}
         return has_categories or has_names or len(self.words) > 0
 
     @property
@@ -108,8 +109,9 @@ class DataSchema:
         """Names of the labels as texts; of several targets, their names."""
         if isinstance(self.labels, tuple):
             return tuple(show_label(label) for label in self.labels)
-        has_several = len(self.target) > 1 or self.task == "multilabel"
-        return self.target if has_several else ()
+        if len(self.target) > 1 or self.task == "multilabel":
+            return self.target
+        return ()
 
     @property
     def encoded_names(self) -> tuple[str, ...]:
@@ -123,7 +125,12 @@ class DataSchema:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the schema as plain values, without what is not set; see :meth:`read`."""
-        inputs = {c.name: list(c.categories) if c.kind == "category" else c.kind for c in self.inputs}
+        inputs: dict[str, Any] = {}
+        for column in self.inputs:
+            if column.kind == "category":
+                inputs[column.name] = list(column.categories)
+            else:
+                inputs[column.name] = column.kind
         labels = list(self.labels) if isinstance(self.labels, tuple) else self.labels
         values = {
             "inputs": inputs,
@@ -140,7 +147,9 @@ class DataSchema:
 
     def save(self, path: str | Path) -> None:
         """Write the schema to a JSON file, one that ``[data] schema`` may name."""
-        Path(path).write_text(json.dumps(self.as_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        Path(path).write_text(
+            json.dumps(self.as_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> DataSchema:
@@ -148,7 +157,9 @@ class DataSchema:
         try:
             values = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
-            raise ConfigError(f"cannot read the schema {path}, which should be a JSON file: {error}") from error
+            raise ConfigError(
+                f"cannot read the schema {path}, which should be a JSON file: {error}"
+            ) from error
         try:
             return cls.read(values)
         except ConfigError as error:
@@ -156,9 +167,11 @@ class DataSchema:
 
     @classmethod
     def read(cls, values: Any) -> DataSchema:
-        """Check and read a schema from plain values, as :meth:`as_dict` returns them; a ConfigError if it is none."""
+        """Read a schema from plain values, as :meth:`as_dict` returns them, and check it."""
         if not isinstance(values, Mapping):
-            raise ConfigError(f"a schema should be a table of inputs, labels and so on, got {shown(values)}")
+            raise ConfigError(
+                f"a schema should be a table of inputs, labels and so on, got {shown(values)}"
+            )
         values = cast("Mapping[str, Any]", values)
         known = ("inputs", "target", "task", "labels", "words")
         for key in values:
@@ -168,7 +181,8 @@ class DataSchema:
         if task is not None and task not in get_args(TaskKind):
             raise ConfigError(unknown("task of a schema:", str(task), get_args(TaskKind)))
         target = values.get("target", [])
-        target = [target] if isinstance(target, str) else target
+        if isinstance(target, str):
+            target = [target]
         schema = cls(
             inputs=_read_inputs(values.get("inputs", {})),
             target=_read_names("target", target, MOST_COLUMNS),
@@ -184,42 +198,61 @@ class DataSchema:
         return schema
 
     def completed_by(self, other: DataSchema) -> DataSchema:
-        """Return this schema with the target, task and labels of another one where it has none itself."""
+        """Return this schema; a missing target, task or labels are those of another schema."""
         labels = other.labels if self.labels is None else self.labels
-        return replace(self, target=self.target or other.target, task=self.task or other.task, labels=labels)
+        return replace(
+            self, target=self.target or other.target, task=self.task or other.task, labels=labels
+        )
 
-    def differences(self, other: DataSchema, here: str = "its data", there: str = "the others' data") -> list[str]:
+    def differences(
+        self, other: DataSchema, here: str = "its data", there: str = "the others' data"
+    ) -> list[str]:
         """Return in words how another schema differs from this one; empty if they are the same."""
         found: list[str] = []
         names = [column.name for column in self.inputs]
         other_names = [column.name for column in other.inputs]
-        found += name_differences("column", names, other_names, here, there)
+        found += name_differences("column", names, other_names, here=here, there=there)
         other_columns = {column.name: column for column in other.inputs}
         for column in self.inputs:
             if (opposite := other_columns.get(column.name)) is None:
                 continue
             if column.kind != opposite.kind:
-                found.append(f"column {column.name!r} is a {column.kind} in {here} and a {opposite.kind} in {there}")
+                found.append(
+                    f"column {column.name!r} is a {column.kind} in {here} and a {opposite.kind} in "
+                    f"{there}"
+                )
                 continue
             what = f"category of column {column.name!r}"
-            found += name_differences(what, column.categories, opposite.categories, here, there)
+            found += name_differences(
+                what, column.categories, opposite.categories, here=here, there=there
+            )
         if self.target != other.target:
-            found.append(f"the target is {show_names(self.target)} in {here} and {show_names(other.target)} in {there}")
+            found.append(
+                f"the target is {show_names(self.target)} in {here} and {show_names(other.target)} "
+                f"in {there}"
+            )
         if self.task != other.task:
             found.append(f"the task is {self.task} in {here} and {other.task} in {there}")
         found += self._label_differences(other, here, there)
-        found += name_differences("word", self.words, other.words, here, there)
+        found += name_differences("word", self.words, other.words, here=here, there=there)
         return found
 
     def _label_differences(self, other: DataSchema, here: str, there: str) -> list[str]:
         if isinstance(self.labels, tuple) and isinstance(other.labels, tuple):
-            return name_differences("label", self.label_names, other.label_names, here, there)
+            return name_differences(
+                "label", self.label_names, other.label_names, here=here, there=there
+            )
         if self.labels == other.labels:
             return []
-        return [f"labels are {_show_labels(self.labels)} in {here} and {_show_labels(other.labels)} in {there}"]
+        return [
+            f"labels are {_show_labels(self.labels)} in {here} and {_show_labels(other.labels)} in "
+            f"{there}"
+        ]
 
 
-def read_declared(declared: DataSchema | Mapping[str, Any] | str | Path | None) -> DataSchema | None:
+def read_declared(
+    declared: DataSchema | Mapping[str, Any] | str | Path | None,
+) -> DataSchema | None:
     """Return a schema that a user declares: an object, plain values, or the path of a JSON file."""
     if declared is None or isinstance(declared, DataSchema):
         return declared
@@ -230,7 +263,9 @@ def read_declared(declared: DataSchema | Mapping[str, Any] | str | Path | None) 
 
 def show_label(label: Label) -> str:
     """Return a label for people, and for files."""
-    return label if isinstance(label, str) else f"{label:g}"
+    if isinstance(label, str):
+        return label
+    return f"{label:g}"
 
 
 def show_names(names: Sequence[str]) -> str:
@@ -240,31 +275,44 @@ def show_names(names: Sequence[str]) -> str:
 
 def show_some(found: Sequence[str]) -> str:
     """Return the first few differences in one line."""
-    more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return "; ".join(found[:SHOWN]) + more
+    text = "; ".join(found[:SHOWN])
+    if len(found) > SHOWN:
+        text += f"; and {len(found) - SHOWN} more"
+    return text
 
 
 def _show_labels(labels: tuple[Label, ...] | int | None) -> str:
     if isinstance(labels, tuple):
         return "names"
-    return "no labels" if labels is None else f"the numbers 0 to {labels - 1}"
+    if labels is None:
+        return "no labels"
+    return f"the numbers 0 to {labels - 1}"
 
 
-def name_differences(what: str, names: Sequence[str], others: Sequence[str], here: str, there: str) -> list[str]:
-    """Return which names are in one list alone; if none is, whether the order differs."""
-    mine = set(names)
-    theirs = set(others)
-    found = [f"{what} {name!r} is only in {here}" for name in names if name not in theirs]
-    found += [f"{what} {name!r} is only in {there}" for name in others if name not in mine]
-    if not found and tuple(names) != tuple(others):
-        place = next(place for place, (one, other) in enumerate(zip(names, others, strict=True)) if one != other)
-        found.append(f"{what} {place + 1} is {names[place]!r} in {here} and {others[place]!r} in {there}")
-    return found
+def name_differences(
+    what: str, names: Sequence[str], others: Sequence[str], *, here: str, there: str
+) -> list[str]:
+    """Return the differences of two lists of names in words.
+
+    These are the names that are in one list only; if there are none, the first difference in order.
+    """
+    own = set(names)
+    foreign = set(others)
+    found = [f"{what} {name!r} is only in {here}" for name in names if name not in foreign]
+    found += [f"{what} {name!r} is only in {there}" for name in others if name not in own]
+    if found or tuple(names) == tuple(others):
+        return found
+    for place, (name, other) in enumerate(zip(names, others, strict=True), start=1):
+        if name != other:
+            return [f"{what} {place} is {name!r} in {here} and {other!r} in {there}"]
+    return []
 
 
 def _read_inputs(values: Any) -> tuple[InputColumn, ...]:
     if not isinstance(values, Mapping):
-        raise ConfigError(f"inputs of a schema should be a table of column names, got {shown(values)}")
+        raise ConfigError(
+            f"inputs of a schema should be a table of column names, got {shown(values)}"
+        )
     values = cast("Mapping[str, Any]", values)
     names = _read_names("inputs", list(values), MOST_COLUMNS)
     return tuple(_read_input(name, values[name]) for name in names)
@@ -274,11 +322,14 @@ def _read_input(name: str, kind: Any) -> InputColumn:
     if isinstance(kind, list | tuple):
         categories = _read_names(f"column {name!r}", cast("Sequence[Any]", kind), MOST_CATEGORIES)
         if not categories:
-            raise ConfigError(f"column {name!r} of a schema should have at least 1 category, got none")
+            raise ConfigError(
+                f"column {name!r} of a schema should have at least 1 category, got none"
+            )
         return InputColumn(name, "category", categories)
     if kind not in (NUMBER, TEXT):
         raise ConfigError(
-            f"column {name!r} of a schema should be 'number', 'text' or a list of categories, got {shown(kind)}"
+            f"column {name!r} of a schema should be 'number', 'text' or a list of categories, got "
+            f"{shown(kind)}"
         )
     return InputColumn(name, kind)
 
@@ -291,16 +342,27 @@ def _read_labels(labels: Any) -> tuple[Label, ...] | int | None:
             raise ConfigError(f"labels of a schema should be at least 1, got {labels}")
         return labels
     if not isinstance(labels, list | tuple):
-        raise ConfigError(f"labels of a schema should be a list of names, or how many there are, got {shown(labels)}")
-    labels = cast("Sequence[Any]", labels)
-    if all(type(label) in (int, float) and math.isfinite(label) for label in labels):
-        found: tuple[Label, ...] = tuple(float(label) for label in labels)
-    else:  # truth values are called as Arrow calls them
-        texts = [str(label).lower() if isinstance(label, bool) else label for label in labels]
-        found = _read_names("labels", texts, MOST_LABELS)
-    if not found or len(found) > MOST_LABELS or len(set(found)) < len(found):
-        raise ConfigError(f"labels of a schema should be 1 to {MOST_LABELS} different names, got {shown(labels)}")
-    return found
+        raise ConfigError(
+            "labels of a schema should be a list of names, or how many there are, got "
+            f"{shown(labels)}"
+        )
+    values = cast("Sequence[Any]", labels)
+    are_numbers = all(type(label) in (int, float) and math.isfinite(label) for label in values)
+    names: tuple[Label, ...]
+    if are_numbers:
+        names = tuple(float(label) for label in values)
+    else:
+        names = _read_names("labels", [_name_truth_value(label) for label in values], MOST_LABELS)
+    if not names or len(names) > MOST_LABELS or len(set(names)) < len(names):
+        raise ConfigError(
+            f"labels of a schema should be 1 to {MOST_LABELS} different names, got {shown(labels)}"
+        )
+    return names
+
+
+def _name_truth_value(label: Any) -> Any:
+    """Return a label; truth values have the names that Arrow gives them."""
+    return str(label).lower() if isinstance(label, bool) else label
 
 
 def _read_words(words: Any) -> tuple[str, ...]:
@@ -308,7 +370,10 @@ def _read_words(words: Any) -> tuple[str, ...]:
         raise ConfigError(f"words of a schema should be a list, got {shown(words)}")
     found = _read_names("words", cast("Sequence[Any]", words), MOST_WORDS)
     if found and found[: len(SPECIALS)] != SPECIALS:
-        raise ConfigError(f"words of a schema should begin with {show_names(SPECIALS)}, got {shown(list(found[:2]))}")
+        raise ConfigError(
+            f"words of a schema should begin with {show_names(SPECIALS)}, got "
+            f"{shown(list(found[:2]))}"
+        )
     return found
 
 
@@ -318,13 +383,18 @@ def _read_names(what: str, names: Any, most: int) -> tuple[str, ...]:
         raise ConfigError(f"{what} of a schema should be a list of names, got {shown(names)}")
     names = cast("Sequence[Any]", names)
     if len(names) > most:
-        raise ConfigError(f"{what} of a schema should be at most {most:,} names, got {len(names):,}")
+        raise ConfigError(
+            f"{what} of a schema should be at most {most:,} names, got {len(names):,}"
+        )
     for name in names:
         if not isinstance(name, str) or not name or len(name) > LONGEST_NAME:
             raise ConfigError(
-                f"{what} of a schema should be names of 1 to {LONGEST_NAME:,} characters, got {shown(name)}"
+                f"{what} of a schema should be names of 1 to {LONGEST_NAME:,} characters, got "
+                f"{shown(name)}"
             )
     if len(set(names)) < len(names):
         ((twice, _),) = Counter(names).most_common(1)
-        raise ConfigError(f"{what} of a schema should be different names, got {shown(twice)} more than once")
+        raise ConfigError(
+            f"{what} of a schema should be different names, got {shown(twice)} more than once"
+        )
     return tuple(names)

@@ -1,10 +1,10 @@
-"""Shifts: how clients of different clusters see the same examples differently, so that the true clusters are known."""
+"""Shifts: different views of the same examples, which define the true clusters."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -14,44 +14,77 @@ import torch
 from fedclade.core import DataError, call_own, check_arguments, function_named, require, rng, shown
 from fedclade.data.arrays import as_indices, check_range
 from fedclade.data.pool import Pool
-from fedclade.data.view import View, anda, blur, check_level, colour, invert, noise, require_images, thickness
+from fedclade.data.view import (
+    View,
+    anda,
+    blur,
+    check_level,
+    colour,
+    invert,
+    noise,
+    require_images,
+    thickness,
+)
 
 
 @dataclass(frozen=True)
 class Shift:
-    """One kind of shift: ``views(pool, clusters, seed, **arguments)`` returns one :class:`View` for each cluster."""
+    """One kind of shift.
+
+    Parameters
+    ----------
+    views
+        ``views(pool, clusters, seed, **arguments)`` returns a :class:`View` for each cluster.
+    description
+        Line for ``fedclade ls shifts``.
+    of_clients
+        Whether there is a view for each client: ``views(pool, clients, seed, ...)``. Clients with
+        equal views are a cluster, and the user cannot choose ``clusters``.
+    check
+        Checks the range of some arguments, by name, before there is any data.
+    """
 
     views: Callable[..., list[View]]
-    description: str  # for ``fedclade ls shifts``
+    description: str
     of_clients: bool = False
-    """Whether there is a view for each client: ``views(pool, clients, seed, ...)``; those with equal ones are a
-    cluster, and ``clusters`` is not for the user to say."""
     check: Callable[..., None] | None = None
-    """Checks the range of some arguments, by name, before there is any data."""
 
 
 def shift_views(
     pool: Pool, name: str, *, clients: int, clusters: int = 1, seed: int = 0, **arguments: Any
 ) -> tuple[list[View], tuple[int, ...]]:
-    """Return how each cluster sees the data by a shift of :func:`shift_named`, and the cluster of each client.
+    """Return the view of each cluster, and the cluster of each client, by a shift's name.
 
-    Client ``i`` belongs to cluster ``i mod clusters``, so clusters differ in size by one client at most; unless the
-    shift draws a view for each client.
+    Client ``i`` belongs to cluster ``i mod clusters``, so clusters differ in size by one client at
+    most; unless the shift draws a view for each client.
     """
-    shift = shift_named(name)
+    shift = find_shift(name)
     check_arguments(f"shift {name!r}", shift.views, arguments)
     if shift.of_clients:
-        require(("clusters", clusters, clusters == 1, f"left out with shift {name!r}, which draws them"))
+        require(
+            ("clusters", clusters, clusters == 1, f"left out with shift {name!r}, which draws them")
+        )
         each = shift.views(pool, clients, seed, **arguments)
-        numbers = {view.key: number for number, view in enumerate({view.key: view for view in each}.values())}
-        distinct = {view.key: view for view in reversed(each)}
-        return [distinct[key] for key in numbers], tuple(numbers[view.key] for view in each)
-    require(("clusters", clusters, 1 <= clusters <= clients, f"from 1 to the number of clients ({clients})"))
+        numbers: dict[tuple[Hashable, ...], int] = {}
+        distinct: list[View] = []
+        for view in each:
+            if view.key not in numbers:
+                numbers[view.key] = len(distinct)
+                distinct.append(view)
+        return distinct, tuple(numbers[view.key] for view in each)
+    require(
+        (
+            "clusters",
+            clusters,
+            1 <= clusters <= clients,
+            f"from 1 to the number of clients ({clients})",
+        )
+    )
     if name in SHIFTS:
         views = shift.views(pool, clusters, seed, **arguments)
     else:
         views = call_own(f"shift {name!r}", shift.views, pool, clusters, seed, **arguments)
-        views = _checked(views, pool, clusters, name)
+        views = _check_views(views, pool, clusters, name)
     return views, tuple(client % clusters for client in range(clients))
 
 
@@ -60,12 +93,15 @@ def _none(_pool: Pool, clusters: int, _seed: int) -> list[View]:
 
 
 def _label_swap(pool: Pool, clusters: int, seed: int) -> list[View]:
-    """Swap two labels in each cluster, another pair in each, first disjoint ones (Sattler et al. 2019, VI-A)."""
-    labels = _labels_to_shift(pool, "label_swap")
+    """Swap two labels in each cluster, disjoint pairs first (Sattler et al. 2019, VI-A)."""
+    labels = _count_labels(pool, "label_swap")
     _require_enough(math.comb(labels, 2), clusters, f"pairs of {labels} labels", "label_swap")
     draw = rng.generator(seed, "label_swap")
     order = draw.permutation(labels)
-    disjoint = [tuple(sorted(pair)) for pair in zip(order[0::2].tolist(), order[1::2].tolist(), strict=False)]
+    disjoint = [
+        tuple(sorted(pair))
+        for pair in zip(order[0::2].tolist(), order[1::2].tolist(), strict=False)
+    ]
     others = [pair for pair in itertools.combinations(range(labels), 2) if pair not in disjoint]
     pairs = disjoint + [others[i] for i in draw.permutation(len(others))]
     views: list[View] = []
@@ -78,10 +114,14 @@ def _label_swap(pool: Pool, clusters: int, seed: int) -> list[View]:
 
 def _label_permutation(pool: Pool, clusters: int, seed: int) -> list[View]:
     """Permute all labels, in each cluster in another way (Sattler et al. 2019, eqs. 52, 53)."""
-    labels = _labels_to_shift(pool, "label_permutation")
-    _require_enough(math.factorial(labels), clusters, f"permutations of {labels} labels", "label_permutation")
+    labels = _count_labels(pool, "label_permutation")
+    _require_enough(
+        math.factorial(labels), clusters, f"permutations of {labels} labels", "label_permutation"
+    )
     draw = rng.generator(seed, "label_permutation")
-    maps: dict[tuple[int, ...], None] = {}  # a dict keeps the order of the draws, and each permutation once
+    maps: dict[
+        tuple[int, ...], None
+    ] = {}  # a dict keeps the order of the draws, and each permutation once
     while len(maps) < clusters:
         maps[tuple(draw.permutation(labels).tolist())] = None
     return [View(label_map=torch.tensor(label_map)) for label_map in maps]
@@ -95,10 +135,15 @@ def _rotation(pool: Pool, clusters: int, _seed: int) -> list[View]:
     return [View(quarter_turns=turns) for turns in range(clusters)]
 
 
-def _labels_to_shift(pool: Pool, name: str) -> int:
+def _count_labels(pool: Pool, name: str) -> int:
     if pool.task == "language":
-        raise DataError(f"shift {name!r} needs labels, but {pool.name} is language data (next-word prediction)")
-    rule = f"'none' or 'rotation' for {pool.name}: the targets of a {pool.task} task are no labels to exchange"
+        raise DataError(
+            f"shift {name!r} needs labels, but {pool.name} is language data (next-word prediction)"
+        )
+    rule = (
+        f"'none' or 'rotation' for {pool.name}: the targets of a {pool.task} task are no labels to "
+        "exchange"
+    )
     require(("shift", name, pool.task == "classification", rule))
     return pool.outputs
 
@@ -106,7 +151,10 @@ def _labels_to_shift(pool: Pool, name: str) -> int:
 def _require_square_images(pool: Pool, name: str) -> None:
     shape = pool.input_shape
     if len(shape) != 3 or shape[1] != shape[2]:
-        raise DataError(f"shift {name!r} needs square images [C, H, H], but inputs of {pool.name} are {list(shape)}")
+        raise DataError(
+            f"shift {name!r} needs square images [C, H, H], but inputs of {pool.name} are "
+            f"{list(shape)}"
+        )
 
 
 def _require_enough(there: int, clusters: int, things: str, name: str) -> None:
@@ -118,49 +166,68 @@ SHIFTS: Mapping[str, Shift] = MappingProxyType(
     {
         "none": Shift(_none, "every client sees the data as it is"),
         "label_swap": Shift(_label_swap, "each cluster swaps two labels"),
-        "label_permutation": Shift(_label_permutation, "each cluster permutes all labels in its own way"),
-        "rotation": Shift(_rotation, "each cluster turns its images by another multiple of 90°; up to 4 clusters"),
+        "label_permutation": Shift(
+            _label_permutation, "each cluster permutes all labels in its own way"
+        ),
+        "rotation": Shift(
+            _rotation, "each cluster turns its images by another multiple of 90°; up to 4 clusters"
+        ),
         "invert": Shift(invert, "one of two clusters sees images as negatives"),
         "blur": Shift(blur, "images of cluster j are blurred by j times strength pixels"),
         "noise": Shift(noise, "images of cluster j have noise of j times strength of the range"),
         "colour": Shift(colour, "clusters see images in grey, red, green or blue; up to 4"),
-        "thickness": Shift(thickness, "strokes of clusters are as they are, wider, narrower; up to 3"),
+        "thickness": Shift(
+            thickness, "strokes of clusters are as they are, wider, narrower; up to 3"
+        ),
         "anda": Shift(
-            anda, "the shifts of FLUX's arena: one of four kinds, at eight levels", of_clients=True, check=check_level
+            anda,
+            "the shifts of FLUX's arena: one of four kinds, at eight levels",
+            of_clients=True,
+            check=check_level,
         ),
     }
 )
 
 
-def shift_named(name: object) -> Shift:
+def find_shift(name: object) -> Shift:
     """Return a shift by its name: one of :data:`SHIFTS`, a package's, or ``module:function``.
 
-    A user's own is a function ``views(pool, clusters, seed, *, ...)`` that returns a :class:`View` for each cluster;
-    what it takes by name is an option in ``[data]``.
+    A user's own is a function ``views(pool, clusters, seed, *, ...)`` that returns a :class:`View`
+    for each cluster; what it takes by name is an option in ``[data]``.
 
     Raises
     ------
     ConfigError
         If the name is unknown, cannot be imported, or stands for something else.
     """
-    return function_named("shifts", name, SHIFTS, Shift, "a View for each cluster", ("pool", "clusters", "seed"))
+    return function_named(
+        "shifts", name, SHIFTS, Shift, "a View for each cluster", ("pool", "clusters", "seed")
+    )
 
 
-def _checked(views: Any, pool: Pool, clusters: int, name: str) -> list[View]:
+def _check_views(views: Any, pool: Pool, clusters: int, name: str) -> list[View]:
     """Check what a user's own shift returned."""
-    if not isinstance(views, list | tuple) or len(views) != clusters or not all(isinstance(v, View) for v in views):
-        raise DataError(f"shift {name!r} should return a View for each of {clusters} clusters, got {shown(views)}")
-    return [_checked_view(view, pool, name) for view in views]
+    if (
+        not isinstance(views, list | tuple)
+        or len(views) != clusters
+        or not all(isinstance(v, View) for v in views)
+    ):
+        raise DataError(
+            f"shift {name!r} should return a View for each of {clusters} clusters, got "
+            f"{shown(views)}"
+        )
+    return [_check_view(view, pool, name) for view in views]
 
 
-def _checked_view(view: View, pool: Pool, name: str) -> View:
+def _check_view(view: View, pool: Pool, name: str) -> View:
     if view.quarter_turns:
         _require_square_images(pool, name)
     if view.transform is not None:
         require_images(pool, name)
     if view.label_map is None:
         return view
-    labels, what = _labels_to_shift(pool, name), f"the label_map by shift {name!r}"
+    labels = _count_labels(pool, name)
+    what = f"the label_map by shift {name!r}"
     label_map = as_indices(view.label_map, what)
     if len(label_map) != labels:
         raise DataError(f"{what} should have a label for each of {labels}, got {len(label_map)}")

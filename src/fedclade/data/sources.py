@@ -18,31 +18,55 @@ from fedclade.data.texts import load_ag_news, load_sent140, load_tiny_shakespear
 
 @dataclass(frozen=True)
 class Source:
-    """One data source: ``load(data_dir, seed, **arguments)``, whose keyword-only parameters are its options."""
+    """One data source.
+
+    Parameters
+    ----------
+    load
+        ``load(data_dir, seed, **arguments)``; its keyword-only parameters are options.
+    description
+        Line for ``fedclade ls datasets``.
+    hub
+        Name on the Hugging Face Hub; None for bundled and synthetic data.
+    """
 
     load: Callable[..., Pool]
-    description: str  # for ``fedclade ls datasets``
-    hub: str | None = None  # its name on the Hub; None for data that is bundled or made up
+    description: str
+    hub: str | None = None
 
 
 SOURCES: Mapping[str, Source] = MappingProxyType(
     {
         "digits": Source(load_digits, "1,797 handwritten digits, 8×8, bundled with scikit-learn"),
         "mnist": Source(load_mnist, "70,000 handwritten digits, 28×28", HUB_NAMES["mnist"]),
-        "cifar10": Source(load_cifar10, "60,000 colour photographs of 10 things, 32×32", HUB_NAMES["cifar10"]),
-        "femnist": Source(load_femnist, "handwritten characters by writer, 62 labels, 28×28", HUB_NAMES["femnist"]),
-        "ag_news": Source(load_ag_news, "news articles on 4 topics: next word, or topic", HUB_NAMES["ag_news"]),
-        "sent140": Source(load_sent140, "tweets by user: positive or negative", HUB_NAMES["sent140"]),
-        "tiny_shakespeare": Source(
-            load_tiny_shakespeare, "Shakespeare's plays by speaker: next word", HUB_NAMES["tiny_shakespeare"]
+        "cifar10": Source(
+            load_cifar10, "60,000 colour photographs of 10 things, 32×32", HUB_NAMES["cifar10"]
         ),
-        "synthetic": Source(load_synthetic, "Synthetic(α, β) of the FedProx and FedGroup papers, made by seed"),
+        "femnist": Source(
+            load_femnist, "handwritten characters by writer, 62 labels, 28×28", HUB_NAMES["femnist"]
+        ),
+        "ag_news": Source(
+            load_ag_news, "news articles on 4 topics: next word, or topic", HUB_NAMES["ag_news"]
+        ),
+        "sent140": Source(
+            load_sent140, "tweets by user: positive or negative", HUB_NAMES["sent140"]
+        ),
+        "tiny_shakespeare": Source(
+            load_tiny_shakespeare,
+            "Shakespeare's plays by speaker: next word",
+            HUB_NAMES["tiny_shakespeare"],
+        ),
+        "synthetic": Source(
+            load_synthetic, "Synthetic(α, β) of the FedProx and FedGroup papers, made by seed"
+        ),
     }
 )
 """Data sources of fedclade by name; :func:`load_pool` loads one."""
 
 
-def load_pool(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **arguments: Any) -> Pool:
+def load_pool(
+    name: str, *, data_dir: str | Path | None = None, seed: int = 0, **arguments: Any
+) -> Pool:
     """Load a data source by its name.
 
     Parameters
@@ -50,10 +74,11 @@ def load_pool(name: str, *, data_dir: str | Path | None = None, seed: int = 0, *
     name
         One of :data:`SOURCES`.
     data_dir
-        Folder with ``<name>/<split>.parquet`` in the Hub's layout. By default ``FEDCLADE_DATA_DIR``; if that is not set
-        either, the data comes from the Hub.
+        Folder with ``<name>/<split>.parquet`` in the Hub's layout. By default
+        ``FEDCLADE_DATA_DIR``; if that is not set either, the data comes from the Hub.
     seed
-        Of data that is made up (``synthetic``); real data and its test split are the same for every seed.
+        Of data that is made up (``synthetic``); real data and its test split are the same for every
+        seed.
     **arguments
         Options of the source, such as ``task="classification"`` of ``ag_news``.
 
@@ -74,6 +99,7 @@ def load_pool(name: str, *, data_dir: str | Path | None = None, seed: int = 0, *
     folder = Path(place).expanduser() if place else None
     if folder is not None and source.hub and not folder.is_dir():
         raise DataError(
-            f"the data folder {folder} does not exist; it should hold {name}/; check --data-dir / FEDCLADE_DATA_DIR"
+            f"the data folder {folder} does not exist; it should hold {name}/; check --data-dir / "
+            "FEDCLADE_DATA_DIR"
         )
     return source.load(folder, seed, **arguments)

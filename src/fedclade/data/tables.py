@@ -1,4 +1,4 @@
-"""Tables of a data source, split by split: from parquet files in the Hub's layout, or from the Hub itself."""
+"""Tables of a data source: parquet files in the Hub's layout, the Hub, and LEAF's JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedclade.core import DataError, Indices, import_extra
-from fedclade.data.arrays import stamps
+from fedclade.data.arrays import stamp_files
 
 # JSON files in the layout of LEAF (Caldas et al. 2018, arXiv:1812.01097).
 #
@@ -37,20 +37,34 @@ class LeafFiles:
 
 @dataclass(frozen=True)
 class LeafExamples:
-    """All examples of some files; the three lists run in parallel."""
+    """Examples of several files.
 
-    users: list[str]  # the owner of each
-    x: list[Any]  # inputs and targets as they are in the files
+    Parameters
+    ----------
+    users
+        Owner of each example.
+    x, y
+        Input and target of each example, as in the files.
+    """
+
+    users: list[str]
+    x: list[Any]
     y: list[Any]
 
 
 def find_leaf(data_dir: Path | None, name: str) -> LeafFiles | None:
-    """Return ``name/train/*.json`` and ``name/test/*.json``, or ``name/*.json``, of a data folder; None if none."""
+    """Return the LEAF files of a source in a data folder; None if there are none.
+
+    They are ``name/train/*.json`` and ``name/test/*.json``, or ``name/*.json``.
+    """
     if data_dir is None:
         return None
     folder = data_dir / name
     train = sorted((folder / "train").glob("*.json")) or sorted(folder.glob("*.json"))
-    return LeafFiles(tuple(train), tuple(sorted((folder / "test").glob("*.json")))) if train else None
+    if not train:
+        return None
+    test = sorted((folder / "test").glob("*.json"))
+    return LeafFiles(tuple(train), tuple(test))
 
 
 def read_leaf(files: tuple[Path, ...]) -> LeafExamples:
@@ -69,7 +83,9 @@ def read_leaf(files: tuple[Path, ...]) -> LeafExamples:
             raise DataError(f"{file} is not laid out as LEAF JSON ({layout}): {error!r}") from error
         for user, x, y in of_users:
             if len(x) != len(y):
-                raise DataError(f"{file}: user {user!r} has {len(x)} inputs x but {len(y)} targets y")
+                raise DataError(
+                    f"{file}: user {user!r} has {len(x)} inputs x but {len(y)} targets y"
+                )
             examples.users.extend([user] * len(x))
             examples.x.extend(x)
             examples.y.extend(y)
@@ -88,43 +104,48 @@ HUB_NAMES: Mapping[str, str] = MappingProxyType(
         "tiny_shakespeare": "karpathy/tiny_shakespeare",
     }
 )
-# On the Hub these two are scripts, which `datasets` no longer runs; this branch has the parquet files made from them.
+# On the Hub these two are scripts, which `datasets` no longer runs; this branch has the parquet
+# files made from them.
 _HUB_SCRIPTS = frozenset({"sent140", "tiny_shakespeare"})
 _PARQUET_BRANCH = "refs/convert/parquet"
 
 
 class Tables(ABC):
-    """Where the tables of a source come from."""
+    """Tables of a data source, one for each split."""
 
     @property
     @abstractmethod
     def key(self) -> object:
-        """What distinguishes this content from any other, for the cache."""
+        """Key of the content, for the cache."""
 
     @abstractmethod
     def has(self, split: str) -> bool:
-        """Return whether there is such a split."""
+        """Return whether the source has a split."""
 
     @abstractmethod
     def where(self, split: str) -> str:
-        """Return where the split's table is, for messages."""
+        """Return the place of a split's table, for messages."""
 
     @abstractmethod
     def shards(self, split: str, columns: Sequence[str]) -> Sequence[Any]:
         """Return the Arrow tables of one split, which have all of the columns; see :meth:`read`."""
 
     def read(self, split: str, columns: Sequence[str]) -> Columns:
-        """Return the columns of one split as lists of Python values, one entry per row; all must be there."""
+        """Return columns of one split as lists with an entry for each row."""
         parts = self.shards(split, columns)
-        whole = {column: [value for part in parts for value in part[column].to_pylist()] for column in columns}
+        whole: Columns = {}
+        for column in columns:
+            whole[column] = [value for part in parts for value in part[column].to_pylist()]
         if not all(whole.values()):
             raise DataError(f"{self.where(split)} has no rows")
         return whole
 
 
 def open_tables(name: str, data_dir: Path | None) -> Tables:
-    """Return the tables of a source: in ``data_dir/name`` if a ``data_dir`` is given, else on the Hub."""
-    return open_hub(name) if data_dir is None else FolderTables(data_dir / name)
+    """Return the tables of a source in a data folder, or on the Hub if there is no folder."""
+    if data_dir is None:
+        return open_hub(name)
+    return FolderTables(data_dir / name)
 
 
 def open_hub(name: str) -> HubTables:
@@ -141,7 +162,7 @@ class FolderTables(Tables):
     @property
     def key(self) -> object:
         """Path, size and time of the last change of every file."""
-        return stamps(sorted(self.folder.glob("*.parquet")))
+        return stamp_files(sorted(self.folder.glob("*.parquet")))
 
     def has(self, split: str) -> bool:
         """Return whether there is a file of this split."""
@@ -150,32 +171,37 @@ class FolderTables(Tables):
     def where(self, split: str) -> str:
         """Return the path of the split's file, or the pattern of its shards."""
         whole = self.folder / f"{split}.parquet"
-        return str(whole if whole.exists() else self.folder / f"{split}-*.parquet")
+        if whole.exists():
+            return str(whole)
+        return str(self.folder / f"{split}-*.parquet")
 
     def shards(self, split: str, columns: Sequence[str]) -> Sequence[Any]:
         """Read the columns of the split's files."""
         if not (files := self._files(split)):
             raise DataError(
-                f"no data in {self.folder}: expected the file {self.folder / split}.parquet or shards "
-                f"{split}-*.parquet (columns {', '.join(columns)}); check --data-dir / FEDCLADE_DATA_DIR"
+                f"no data in {self.folder}: expected the file {self.folder / split}.parquet or "
+                f"shards {split}-*.parquet (columns {', '.join(columns)}); check --data-dir / "
+                "FEDCLADE_DATA_DIR"
             )
         return [_read_parquet(file, columns) for file in files]
 
     def _files(self, split: str) -> list[Path]:
         whole = self.folder / f"{split}.parquet"
-        return [whole] if whole.exists() else sorted(self.folder.glob(f"{split}-*.parquet"))
+        if whole.exists():
+            return [whole]
+        return sorted(self.folder.glob(f"{split}-*.parquet"))
 
 
 @dataclass(frozen=True)
 class HubTables(Tables):
-    """A data set on the Hugging Face Hub; the package ``datasets`` downloads it and keeps its own copy."""
+    """Data set on the Hugging Face Hub, downloaded and stored by the package ``datasets``."""
 
     hub: str
     revision: str | None = None
 
     @property
     def key(self) -> object:
-        """The Hub's name. The data sets read here are frozen: a cached copy needs no look at the network."""
+        """Name on the Hub. These data sets are frozen: a stored copy needs no network."""
         return [self.hub, self.revision]
 
     def has(self, split: str) -> bool:
@@ -189,7 +215,9 @@ class HubTables(Tables):
     def shards(self, split: str, columns: Sequence[str]) -> Sequence[Any]:
         """Return the split as one table."""
         if not self.has(split):
-            raise DataError(f"Hub data set {self.hub} has no split {split!r}, only {', '.join(self._splits)}")
+            raise DataError(
+                f"Hub data set {self.hub} has no split {split!r}, only {', '.join(self._splits)}"
+            )
         table = self._splits[split].with_format("arrow")[:]
         _require_columns(self.where(split), table.column_names, columns)
         return [table]
@@ -199,32 +227,44 @@ class HubTables(Tables):
         datasets = import_extra("datasets", "datasets", "data", f"loading {self.hub} from the Hub")
         try:
             return datasets.load_dataset(self.hub, revision=self.revision)
-        except Exception as error:  # the network, the Hub and its client fail in too many ways to list
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        except (
+            Exception
+        ) as error:  # the network, the Hub and its client fail in too many ways to list
+            lines = str(error).strip().splitlines()
+            reason = lines[0] if lines else ""
             raise DataError(
-                f"cannot load {self.hub} from the Hugging Face Hub ({type(error).__name__}: {reason}); give a folder "
-                f"that has the data with --data-dir / FEDCLADE_DATA_DIR, or use the bundled data set 'digits'"
+                f"cannot load {self.hub} from the Hugging Face Hub ({type(error).__name__}: "
+                f"{reason}); give a folder that has the data with --data-dir / FEDCLADE_DATA_DIR, "
+                "or use the bundled data set 'digits'"
             ) from error
 
 
 def to_labels(values: list[Any], outputs: int, where: str, column: str) -> Indices:
     """Return a column of labels as int64 ``[n]``."""
     rule = f"whole numbers from 0 to {outputs - 1}"
-    require_values(values, lambda value: isinstance(value, int) and 0 <= value < outputs, where, column, rule)
+
+    def is_label(value: Any) -> bool:
+        return isinstance(value, int) and 0 <= value < outputs
+
+    require_values(values, is_label, where, column=column, rule=rule)
     return np.asarray(values, dtype=np.int64)
 
 
 def to_texts(values: list[Any], where: str, column: str) -> list[str]:
     """Return a column of texts."""
-    require_values(values, lambda value: isinstance(value, str), where, column, "texts")
+    require_values(values, lambda value: isinstance(value, str), where, column=column, rule="texts")
     return values
 
 
-def require_values(values: Sequence[Any], fits: Callable[[Any], bool], where: str, column: str, rule: str) -> None:
+def require_values(
+    values: Sequence[Any], fits: Callable[[Any], bool], where: str, *, column: str, rule: str
+) -> None:
     """Check each value of a column; a DataError names the first that does not fit, and its row."""
     for row, value in enumerate(values):
         if not fits(value):
-            raise DataError(f"{where}: column {column!r} should hold {rule}, got {value!r} in row {row}")
+            raise DataError(
+                f"{where}: column {column!r} should hold {rule}, got {value!r} in row {row}"
+            )
 
 
 def _read_parquet(file: Path, columns: Sequence[str]) -> Any:

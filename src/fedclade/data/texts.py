@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedclade.core import IGNORED, DataError, TaskKind, require, rng
-from fedclade.data.arrays import Arrays, cached, stamps
+from fedclade.data.arrays import Arrays, load_cached, stamp_files
 from fedclade.data.pool import Pool
 from fedclade.data.tables import (
     HubTables,
@@ -36,7 +36,8 @@ from fedclade.data.tables import (
 T = TypeVar("T")
 Tokens = NDArray[np.int64]
 
-PAD, UNKNOWN = 0, 1
+PAD = 0
+UNKNOWN = 1
 SPECIALS = ("<pad>", "<unk>")
 
 _WORD = re.compile(r"\w+(?:'\w+)*|[^\w\s]")
@@ -48,20 +49,29 @@ def split_words(text: str) -> list[str]:
     >>> split_words("We know't, we KNOW!")
     ['we', "know't", ',', 'we', 'know', '!']
     """
-    return [sys.intern(word) for word in _WORD.findall(text.lower())]  # a million tweets share their words' memory
+    return [
+        sys.intern(word) for word in _WORD.findall(text.lower())
+    ]  # a million tweets share their words' memory
 
 
 def build_vocabulary(texts: Iterable[Sequence[str]], size: int) -> tuple[str, ...]:
-    """Return the specials and the most frequent words, at most ``size`` in all; ties in alphabetical order."""
+    """Return the special tokens and the most frequent words, at most ``size`` in all.
+
+    Words of equal frequency are in alphabetical order.
+    """
     counts = Counter(word for words in texts for word in words)
     frequent = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return (*SPECIALS, *(word for word, _ in frequent[: size - len(SPECIALS)]))
 
 
 def encode(texts: Iterable[Sequence[str]], vocabulary: Sequence[str]) -> list[list[int]]:
-    """Replace words by their places in the vocabulary, and words that are not in it by ``<unk>``."""
+    """Replace words by their positions in the vocabulary, and unknown words by ``<unk>``."""
     place = {word: number for number, word in enumerate(vocabulary)}
-    return [[place.get(word, UNKNOWN) for word in words] for words in texts]
+
+    def encode_words(words: Sequence[str]) -> list[int]:
+        return [place.get(word, UNKNOWN) for word in words]
+
+    return [encode_words(words) for words in texts]
 
 
 def pad(sequences: Sequence[Sequence[int]], length: int, filler: int = PAD) -> Tokens:
@@ -76,17 +86,19 @@ def pad(sequences: Sequence[Sequence[int]], length: int, filler: int = PAD) -> T
 def next_words(sequences: Sequence[Sequence[int]], length: int) -> tuple[Tokens, Tokens]:
     """Return inputs and targets of next-word prediction, each int64 ``[N, length]``.
 
-    The target at each place is the token at the next place of the input; where there is none, it is :data:`IGNORED`.
-    Sequences should have at least two tokens: shorter ones have no target, and a batch of them no loss.
+    The target at each place is the token at the next place of the input; where there is none, it is
+    :data:`IGNORED`. Sequences should have at least two tokens: shorter ones have no target, and a
+    batch of them no loss.
     """
     x = pad([sequence[: min(length, len(sequence) - 1)] for sequence in sequences], length)
     return x, pad([sequence[1:] for sequence in sequences], length, filler=IGNORED)
 
 
-def windows(sequence: list[T], length: int) -> list[list[T]]:
-    """Cut a long sequence into runs of ``length`` targets; a run starts with the last token of the run before it.
+def cut_windows(sequence: list[T], length: int) -> list[list[T]]:
+    """Cut a sequence into runs of ``length`` targets, each from the last token of the one before.
 
-    So every token but the first is a target exactly once. A sequence of fewer than two tokens has no runs.
+    So every token but the first is a target exactly once. A sequence of fewer than two tokens has
+    no runs.
     """
     return [sequence[start : start + length + 1] for start in range(0, len(sequence) - 1, length)]
 
@@ -96,19 +108,33 @@ def windows(sequence: list[T], length: int) -> list[list[T]]:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Texts, and what is known of each; the lists run in parallel."""
+    """Texts with labels and owners.
 
-    texts: list[list[str]]  # the words of each
-    labels: NDArray[np.int64]  # topic or sentiment of each; 0 where there is none
-    train: int  # how many of them, from the first on, are for training
-    owners: list[str] | None = None  # of each, where they are known
+    Parameters
+    ----------
+    texts
+        Words of each text.
+    labels
+        Topic or sentiment of each text, ``[N]``; 0 if there is none.
+    train
+        Number of texts for training, which come first.
+    owners
+        Owner of each text, if known.
+    """
+
+    texts: list[list[str]]
+    labels: NDArray[np.int64]
+    train: int
+    owners: list[str] | None = None
 
 
 def join(parts: list[Corpus]) -> Corpus:
-    """Return training and test texts as one corpus."""
+    """Join the corpora of training and of test texts."""
     texts = [text for part in parts for text in part.texts]
     owners = [owner for part in parts for owner in part.owners or []]
-    return Corpus(texts, np.concatenate([part.labels for part in parts]), len(parts[0].texts), owners or None)
+    return Corpus(
+        texts, np.concatenate([part.labels for part in parts]), len(parts[0].texts), owners or None
+    )
 
 
 def pool_from_corpus(
@@ -116,24 +142,66 @@ def pool_from_corpus(
     key: object,
     read: Callable[[], Corpus],
     task: TaskKind,
+    *,
     sequence_length: int,
     vocabulary_size: int,
     labels: int = 1,
 ) -> Pool:
-    """Read a corpus and turn it into tokens, or take that from the cache."""
+    """Read a corpus and convert it to tokens, or load these from the cache.
+
+    Parameters
+    ----------
+    name
+        Name of the source.
+    key
+        Key of its content, for the cache.
+    read
+        Reads the corpus.
+    task
+        ``classification`` or ``language``.
+    sequence_length
+        Number of tokens of an example.
+    vocabulary_size
+        Largest number of words, including the special tokens.
+    labels
+        Number of labels, for ``classification``.
+
+    Raises
+    ------
+    ConfigError
+        If a number is out of range.
+    """
     require(
         ("sequence_length", sequence_length, sequence_length >= 1, "at least 1"),
-        ("vocabulary_size", vocabulary_size, vocabulary_size > len(SPECIALS), f"above {len(SPECIALS)}"),
+        (
+            "vocabulary_size",
+            vocabulary_size,
+            vocabulary_size > len(SPECIALS),
+            f"above {len(SPECIALS)}",
+        ),
     )
     options = [task, sequence_length, vocabulary_size]
-    key = {"source": key, "options": options}
-    arrays = cached(name, key, lambda: _arrays(read(), task, sequence_length, vocabulary_size))
+    arrays = load_cached(
+        name,
+        {"source": key, "options": options},
+        lambda: _build_arrays(read(), task, sequence_length, vocabulary_size),
+    )
     vocabulary = tuple(arrays["vocabulary"].tolist())
-    more = {"task": task, "natural": arrays.get("owners"), "vocabulary": vocabulary}
-    return Pool.of_arrays(name, arrays, arrays["labels"], len(vocabulary) if task == "language" else labels, **more)
+    outputs = len(vocabulary) if task == "language" else labels
+    return Pool.of_arrays(
+        name,
+        arrays,
+        arrays["labels"],
+        outputs,
+        task=task,
+        natural=arrays.get("owners"),
+        vocabulary=vocabulary,
+    )
 
 
-def _arrays(corpus: Corpus, task: TaskKind, sequence_length: int, vocabulary_size: int) -> Arrays:
+def _build_arrays(
+    corpus: Corpus, task: TaskKind, sequence_length: int, vocabulary_size: int
+) -> Arrays:
     """Turn texts into tokens; the vocabulary is that of the training texts."""
     vocabulary = build_vocabulary(corpus.texts[: corpus.train], vocabulary_size)
     tokens = encode(corpus.texts, vocabulary)
@@ -147,7 +215,8 @@ def _arrays(corpus: Corpus, task: TaskKind, sequence_length: int, vocabulary_siz
     if task == "language":
         arrays["x"], arrays["y"] = next_words(tokens, sequence_length)
     else:
-        arrays["x"], arrays["y"] = pad(tokens, sequence_length), corpus.labels
+        arrays["x"] = pad(tokens, sequence_length)
+        arrays["y"] = corpus.labels
     return arrays
 
 
@@ -155,11 +224,12 @@ def _arrays(corpus: Corpus, task: TaskKind, sequence_length: int, vocabulary_siz
 
 
 def with_vectors(pool: Pool, file: Path) -> Pool:
-    """Return a pool of texts ``[N, T]`` with each token's vector in its place: float32 ``[N, T, d]``.
+    """Replace the tokens ``[N, T]`` of a pool by their vectors, float32 ``[N, T, d]``.
 
-    A frozen embedding is the same for all clients and never changes, so it is looked up once here: it takes part in no
-    step, no message and no mean. Padding, and words without a vector, are zeros. As in GloVe's files, each line of the
-    file has a word and the numbers of its vector, split by spaces.
+    A frozen embedding is the same for all clients and never changes, so it is looked up once here:
+    it takes part in no step, no message and no mean. Padding, and words without a vector, are
+    zeros. As in GloVe's files, each line of the file has a word and the numbers of its vector,
+    split by spaces.
     """
     embedding = read_vectors(file, pool.vocabulary)
     return replace(pool, x=torch.from_numpy(embedding)[pool.x], vocabulary=())
@@ -179,14 +249,20 @@ def read_vectors(file: Path, vocabulary: tuple[str, ...]) -> NDArray[np.float32]
                     width = width or len(numbers)
                     if len(numbers) != width or not np.isfinite(found[place[word]]).all():
                         raise DataError(
-                            f"{file}, line {number}: {word!r} should have {width} finite numbers, got {len(numbers)}"
+                            f"{file}, line {number}: {word!r} should have {width} finite numbers, "
+                            f"got {len(numbers)}"
                         )
     except FileNotFoundError:
-        raise DataError(f"no word vectors: expected {file}, with a word and its numbers in each line") from None
+        raise DataError(
+            f"no word vectors: expected {file}, with a word and its numbers in each line"
+        ) from None
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read the word vectors in {file}: {error}") from error
     if width is None:
-        raise DataError(f"{file} should have vectors of the {len(vocabulary)} words of the data, got none of them")
+        raise DataError(
+            f"{file} should have vectors of the {len(vocabulary)} words of the data, got none of "
+            "them"
+        )
     embedding = np.zeros((len(vocabulary), width), dtype=np.float32)
     for row, vector in found.items():
         embedding[row] = vector
@@ -196,7 +272,9 @@ def read_vectors(file: Path, vocabulary: tuple[str, ...]) -> NDArray[np.float32]
 TOPICS = 4
 HELD_OUT_FRACTION = 0.1
 LEAF_TEXT = 4  # place of the text in LEAF's [id, date, query, user, text, ...]
-NEGATIVE, NEUTRAL, POSITIVE = 0, 2, 4
+NEGATIVE = 0
+NEUTRAL = 2
+POSITIVE = 4
 
 
 def load_ag_news(
@@ -209,30 +287,48 @@ def load_ag_news(
 ) -> Pool:
     """Return AG News: short articles on four topics (Zhang, Zhao, LeCun 2015).
 
-    For ``language`` every article is one sequence whose next words are predicted, and the groups are the topics; for
-    ``classification`` the topic is the label. Without a training split, a tenth of the test split is the test data.
+    For ``language`` every article is one sequence whose next words are predicted, and the groups
+    are the topics; for ``classification`` the topic is the label. Without a training split, a tenth
+    of the test split is the test data.
     """
     tables = open_tables("ag_news", data_dir)
-    read = partial(_read_ag_news, tables)
-    return pool_from_corpus("ag_news", tables.key, read, task, sequence_length, vocabulary_size, labels=TOPICS)
+    return pool_from_corpus(
+        "ag_news",
+        tables.key,
+        partial(_read_ag_news, tables),
+        task,
+        sequence_length=sequence_length,
+        vocabulary_size=vocabulary_size,
+        labels=TOPICS,
+    )
 
 
 def load_tiny_shakespeare(
     data_dir: Path | None, _seed: int, *, sequence_length: int = 32, vocabulary_size: int = 10_000
 ) -> Pool:
-    """Return the tiny Shakespeare corpus by speaker, for next-word prediction; it has no test split.
+    """Return the tiny Shakespeare corpus by speaker, for next-word prediction, without tests.
 
-    All that a speaker says is one text, cut into sequences. The file is ``tiny_shakespeare/input.txt``, with lines
-    ``Speaker:`` above what they say.
+    All that a speaker says is one text, cut into sequences. The file is
+    ``tiny_shakespeare/input.txt``, with lines ``Speaker:`` above what they say.
     """
     if data_dir is None:
         tables = open_hub("tiny_shakespeare")
-        key, text, where = tables.key, partial(_text_from_hub, tables), tables.hub
+        key = tables.key
+        where = tables.hub
+        read_text = partial(_read_hub_text, tables)
     else:
         file = data_dir / "tiny_shakespeare" / "input.txt"
-        key, text, where = stamps([file] if file.exists() else []), partial(_text_from_file, file), str(file)
-    read = partial(_read_shakespeare, text, where, sequence_length)
-    return pool_from_corpus("tiny_shakespeare", key, read, "language", sequence_length, vocabulary_size)
+        key = stamp_files([file] if file.exists() else [])
+        where = str(file)
+        read_text = partial(_read_text_file, file)
+    return pool_from_corpus(
+        "tiny_shakespeare",
+        key,
+        partial(_read_shakespeare, read_text, where, sequence_length),
+        "language",
+        sequence_length=sequence_length,
+        vocabulary_size=vocabulary_size,
+    )
 
 
 def load_sent140(
@@ -243,56 +339,72 @@ def load_sent140(
     vocabulary_size: int = 10_000,
     vectors: str | None = None,
 ) -> Pool:
-    """Return Sentiment140: tweets by user, negative (0) or positive (1); the Hub's layout or LEAF's JSON.
+    """Return Sentiment140: tweets by user, negative (0) or positive (1).
 
-    Neutral tweets (there are some in the Hub's test split) are left out. Tweets are cut or padded to one length; LEAF's
-    is 25 words. With ``vectors``, the name of a file in the folder of the data such as ``glove.6B.300d.txt``, each word
-    is given as its vector, as in FedProx and FedGroup.
+    Neutral tweets (there are some in the Hub's test split) are left out. Tweets are cut or padded
+    to one length; LEAF's is 25 words. With ``vectors``, the name of a file in the folder of the
+    data such as ``glove.6B.300d.txt``, each word is given as its vector, as in FedProx and
+    FedGroup.
     """
     leaf = find_leaf(data_dir, "sent140")
     if leaf:
-        key, read = stamps(leaf.files), partial(_read_sent140_leaf, leaf)
+        key = stamp_files(leaf.files)
+        read = partial(_read_sent140_leaf, leaf)
     else:
         tables = open_tables("sent140", data_dir)
-        key, read = tables.key, partial(_read_sent140, tables)
-    pool = pool_from_corpus("sent140", key, read, "classification", sequence_length, vocabulary_size, labels=2)
+        key = tables.key
+        read = partial(_read_sent140, tables)
+    pool = pool_from_corpus(
+        "sent140",
+        key,
+        read,
+        "classification",
+        sequence_length=sequence_length,
+        vocabulary_size=vocabulary_size,
+        labels=2,
+    )
     if vectors is None:
         return pool
     if data_dir is None:
-        raise DataError(f"vectors = {vectors!r} needs a data folder that has sent140/{vectors}; set --data-dir")
+        raise DataError(
+            f"vectors = {vectors!r} needs a data folder that has sent140/{vectors}; set --data-dir"
+        )
     return with_vectors(pool, data_dir / "sent140" / vectors)
 
 
 def _read_ag_news(tables: Tables) -> Corpus:
     if tables.has("train"):
-        return join([_ag_news_split(tables, split) for split in ("train", "test")])
-    whole = _ag_news_split(tables, "test")
+        return join([_read_ag_news_split(tables, split) for split in ("train", "test")])
+    whole = _read_ag_news_split(tables, "test")
     # What is held out is the same in every run: this seed is not the user's.
     order = rng.generator(0, "ag_news held out").permutation(len(whole.texts))
     train = len(order) - max(1, round(HELD_OUT_FRACTION * len(order)))
     return Corpus([whole.texts[row] for row in order], whole.labels[order], train)
 
 
-def _ag_news_split(tables: Tables, split: str) -> Corpus:
+def _read_ag_news_split(tables: Tables, split: str) -> Corpus:
     columns = tables.read(split, ["text", "label"])
     labels = to_labels(columns["label"], TOPICS, tables.where(split), "label")
     texts = [split_words(text) for text in to_texts(columns["text"], tables.where(split), "text")]
-    long_enough = [row for row, words in enumerate(texts) if len(words) >= 2]  # one word alone has no next one
+    long_enough = [
+        row for row, words in enumerate(texts) if len(words) >= 2
+    ]  # one word alone has no next one
     return Corpus([texts[row] for row in long_enough], labels[long_enough], len(long_enough))
 
 
-def _text_from_file(file: Path) -> str:
+def _read_text_file(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise DataError(
-            f"no data: expected the text file {file} with lines 'Speaker:'; check --data-dir / FEDCLADE_DATA_DIR"
+            f"no data: expected the text file {file} with lines 'Speaker:'; check --data-dir / "
+            "FEDCLADE_DATA_DIR"
         ) from None
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read {file}, which should be a text in UTF-8: {error}") from error
 
 
-def _text_from_hub(tables: HubTables) -> str:
+def _read_hub_text(tables: HubTables) -> str:
     texts: list[str] = []
     for split in ("train", "validation", "test"):  # three runs of the one text
         if tables.has(split):
@@ -301,19 +413,27 @@ def _text_from_hub(tables: HubTables) -> str:
 
 
 def _read_shakespeare(text: Callable[[], str], where: str, sequence_length: int) -> Corpus:
-    said = _by_speaker(text())
-    runs = [(speaker, run) for speaker, words in said.items() for run in windows(words, sequence_length)]
+    said = _group_by_speaker(text())
+    runs = [
+        (speaker, run)
+        for speaker, words in said.items()
+        for run in cut_windows(words, sequence_length)
+    ]
     if not runs:
-        raise DataError(f"{where} should have lines 'Speaker:' above what the speaker says, got none")
+        raise DataError(
+            f"{where} should have lines 'Speaker:' above what the speaker says, got none"
+        )
     speakers, texts = zip(*runs, strict=True)
     return Corpus(list(texts), np.zeros(len(runs), dtype=np.int64), len(runs), list(speakers))
 
 
-def _by_speaker(text: str) -> dict[str, list[str]]:
-    """Return the words of each speaker, in the order in which they first speak; any text above is left out."""
+def _group_by_speaker(text: str) -> dict[str, list[str]]:
+    """Return the words of each speaker, in order of appearance, without the text above."""
     said: dict[str, list[str]] = {}
     speaker: str | None = None
-    above = ""  # a speaker's name follows an empty line, so that "He said:" within a speech is not taken for one
+    # A speaker's name follows an empty line, so that "He said:" in a speech is not mistaken for
+    # one.
+    above = ""
     for line in text.splitlines():
         if line.endswith(":") and not above.strip():
             speaker = line.removesuffix(":").strip()
@@ -324,33 +444,54 @@ def _by_speaker(text: str) -> dict[str, list[str]]:
 
 
 def _read_sent140(tables: Tables) -> Corpus:
-    def corpus(split: str) -> Corpus:
-        columns, where = tables.read(split, ["text", "user", "sentiment"]), tables.where(split)
+    """Read the tweets in the Hub's layout."""
+    splits = ["train"]
+    if tables.has("test"):
+        splits.append("test")
+    parts: list[Corpus] = []
+    for split in splits:
+        where = tables.where(split)
+        columns = tables.read(split, ["text", "user", "sentiment"])
         texts = to_texts(columns["text"], where, "text")
-        return _tweets(texts, columns["user"], columns["sentiment"], where, "sentiment")
-
-    return join([corpus(split) for split in (["train", "test"] if tables.has("test") else ["train"])])
+        sentiments = columns["sentiment"]
+        part = _select_tweets(texts, columns["user"], sentiments, where=where, column="sentiment")
+        parts.append(part)
+    return join(parts)
 
 
 def _read_sent140_leaf(leaf: LeafFiles) -> Corpus:
     parts: list[Corpus] = []
-    for files in [leaf.train, leaf.test] if leaf.test else [leaf.train]:
+    splits = [leaf.train]
+    if leaf.test:
+        splits.append(leaf.test)
+    for files in splits:
         where = f"the LEAF files in {files[0].parent}"
         examples = read_leaf(files)
         for x in examples.x:
             if not isinstance(x, list) or len(x) <= LEAF_TEXT:
-                raise DataError(f"{where}: x should be [id, date, query, user, text, ...] for each tweet, got {x!r}")
+                raise DataError(
+                    f"{where}: x should be [id, date, query, user, text, ...] for each tweet, got "
+                    f"{x!r}"
+                )
         # LEAF writes positive as 1 where Sentiment140 itself writes 4.
         sentiments = [POSITIVE if y == 1 else y for y in examples.y]
         texts = to_texts([x[LEAF_TEXT] for x in examples.x], where, "x")
-        parts.append(_tweets(texts, examples.users, sentiments, where, "y"))
+        parts.append(_select_tweets(texts, examples.users, sentiments, where=where, column="y"))
     return join(parts)
 
 
-def _tweets(texts: list[str], users: list[Any], sentiments: list[Any], where: str, column: str) -> Corpus:
+def _select_tweets(
+    texts: list[str], users: list[Any], sentiments: list[Any], *, where: str, column: str
+) -> Corpus:
     """Return the tweets that are negative or positive, with labels 0 and 1."""
     known = (NEGATIVE, NEUTRAL, POSITIVE)
-    require_values(sentiments, lambda value: value in known, where, column, f"{NEGATIVE}, {NEUTRAL} or {POSITIVE}")
+    rule = f"{NEGATIVE}, {NEUTRAL} or {POSITIVE}"
+    require_values(sentiments, lambda value: value in known, where, column=column, rule=rule)
     rows = [row for row, sentiment in enumerate(sentiments) if sentiment != NEUTRAL]
-    labels = np.asarray([sentiments[row] == POSITIVE for row in rows], dtype=np.int64)
-    return Corpus([split_words(texts[row]) for row in rows], labels, len(rows), [str(users[row]) for row in rows])
+    labels = [sentiments[row] == POSITIVE for row in rows]
+    return Corpus(
+        [split_words(texts[row]) for row in rows],
+        np.asarray(labels, dtype=np.int64),
+        len(rows),
+        [str(users[row]) for row in rows],
+    )

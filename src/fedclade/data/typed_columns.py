@@ -1,4 +1,4 @@
-"""Columns of texts as numbers and dates, by the evidence of the column, its table and the other tables.
+"""Conversion of text columns to numbers and dates, by all tables together.
 
 Tables of files and of data frames go through the same rules before their columns are encoded.
 """
@@ -31,7 +31,7 @@ from fedclade.data.cell_values import (
     read_numbers,
     short_date_format,
 )
-from fedclade.data.sheets import Sheet, Table
+from fedclade.data.columns import Sheet, Table
 
 FEW_TEXTS = 10
 """Different texts of a column that are categories, however few rows there are."""
@@ -40,17 +40,20 @@ MANY_CATEGORIES = 50
 """A column that becomes more columns than this is reported."""
 
 MOST_STEPS = 0.95
-"""A column that grows by 1 in more than this share of the rows numbers them; it may begin again with each client."""
+"""Share of the rows, from one to the next of which a column that numbers rows grows by 1.
+
+It may begin again with each client.
+"""
 
 _INDEX_NAME = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
-"""Names of columns without a name: in a CSV file, read from it by pandas, in a Parquet file of pandas."""
+"""Names of unnamed columns: in CSV files, in CSV files read by pandas, in pandas' Parquet files."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class ColumnRoles:
-    """Which columns of the tables are used, and how.
+    """Roles of the columns of tables.
 
     Parameters
     ----------
@@ -77,33 +80,37 @@ class ColumnRoles:
 
 
 def prepare_sheets(sheets: Sequence[Sheet], roles: ColumnRoles, notation: Notation) -> list[Sheet]:
-    """Return tables without dropped and index columns, whose texts of numbers and dates are numbers.
+    """Drop columns and indices, and convert texts of numbers and dates to numbers.
 
-    What was assumed is reported in one line.
+    All assumptions are reported in one line.
 
     Raises
     ------
     DataError
-        If a column of ``drop`` is unknown, texts may be read in two ways and nothing decides between them, a column of
-        numbers has other texts, or nearly all texts of a column differ.
+        If a column of ``drop`` is unknown, texts may be read in two ways and nothing decides
+        between them, a column of numbers has other texts, or nearly all texts of a column differ.
     """
     report = Report(len(sheets))
     for sheet in sheets:
-        for assumption in sheet.csv.assumed if sheet.csv else ():
+        if sheet.csv is None:
+            continue
+        for assumption in sheet.csv.assumed:
             report.add(assumption, sheet.where)
     try:
-        return _prepare(sheets, roles, notation, report)
+        return _prepare_all(sheets, roles, notation, report)
     finally:  # also before an error, which an assumption may explain
         report.log()
 
 
-def _prepare(sheets: Sequence[Sheet], roles: ColumnRoles, notation: Notation, report: Report) -> list[Sheet]:
-    prepared = _without_columns(sheets, roles.drop)
+def _prepare_all(
+    sheets: Sequence[Sheet], roles: ColumnRoles, notation: Notation, report: Report
+) -> list[Sheet]:
+    prepared = _drop_columns(sheets, roles.drop)
     if roles.inputs is None:
         used = (*roles.targets, *roles.as_texts)
-        prepared = [_without_index(sheet, used, report) for sheet in prepared]
-    prepared = _with_numbers(prepared, roles, notation, report)
-    prepared = [_with_days(sheet, roles, report) for sheet in prepared]
+        prepared = [_drop_index(sheet, used, report) for sheet in prepared]
+    prepared = _convert_texts(prepared, roles, notation, report)
+    prepared = [_convert_dates(sheet, roles, report) for sheet in prepared]
     _check_texts(prepared, roles, report)
     _report_row_numbers(prepared, roles, report)
     return prepared
@@ -111,7 +118,7 @@ def _prepare(sheets: Sequence[Sheet], roles: ColumnRoles, notation: Notation, re
 
 @dataclass
 class Report:
-    """What was assumed about some tables, and of which."""
+    """Assumptions about tables, with the names of the tables."""
 
     tables: int
     places: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
@@ -131,31 +138,51 @@ class Report:
         places = self.places[assumption]
         if len(places) in (0, self.tables):
             return assumption
-        more = f" and {len(places) - 1} more of {self.tables}" if len(places) > 1 else ""
+        more = ""
+        if len(places) > 1:
+            more = f" and {len(places) - 1} more of {self.tables}"
         return f"{assumption} (in {places[0]}{more})"
 
 
 @dataclass(frozen=True)
 class _TextColumn:
-    """A column of texts, with its possible readings."""
+    """Column of texts with its possible readings.
+
+    Parameters
+    ----------
+    sheet, place
+        Number of the table, and position of the column in it.
+    name
+        Name of the column.
+    texts
+        Arrow array of the texts.
+    present
+        Arrow array: whether each cell is not empty.
+    readings
+        The possible readings.
+    """
 
     sheet: int
     place: int
     name: str
     texts: Any
-    present: Any  # which cells are not empty
+    present: Any
     readings: Sequence[Reading]
 
     @property
     def witness(self) -> Reading | None:
-        """The only possible reading, which tells how other columns are to be read; None if there are several."""
-        return self.readings[0] if len(self.readings) == 1 else None
+        """The only possible reading, which decides for other columns; None if there are several."""
+        if len(self.readings) == 1:
+            return self.readings[0]
+        return None
 
     @property
     def decided(self) -> Reading | None:
-        """The reading, if there is one alone or all have the same values, as 02/02/1970 has; else None."""
+        """The reading, if it is the only one or all have the same values; else None."""
         first, *others = self.readings
-        return first if all(first.values.equals(other.values) for other in others) else None
+        if all(first.values.equals(other.values) for other in others):
+            return first
+        return None
 
     @property
     def may_have_decimal_commas(self) -> bool:
@@ -187,17 +214,25 @@ def is_text(column: Any) -> bool:
     """Return whether an Arrow column holds texts that are no declared categories."""
     import pyarrow.types as types
 
-    return types.is_string(column.type) or types.is_large_string(column.type) or types.is_string_view(column.type)
+    return (
+        types.is_string(column.type)
+        or types.is_large_string(column.type)
+        or types.is_string_view(column.type)
+    )
 
 
-def _without_columns(sheets: Sequence[Sheet], drop: Collection[str]) -> list[Sheet]:
+def _drop_columns(sheets: Sequence[Sheet], drop: Collection[str]) -> list[Sheet]:
     known = {column for sheet in sheets for column in sheet.table.column_names}
     for column in drop:
         if column not in known:
             raise DataError(unknown(f"column in drop, of {sheets[0].where}:", column, known))
     if not drop:
         return list(sheets)
-    return [_keep(sheet, [name not in drop for name in sheet.table.column_names]) for sheet in sheets]
+
+    def drop_columns(sheet: Sheet) -> Sheet:
+        return _keep(sheet, [name not in drop for name in sheet.table.column_names])
+
+    return [drop_columns(sheet) for sheet in sheets]
 
 
 def _keep(sheet: Sheet, kept: Sequence[bool]) -> Sheet:
@@ -205,8 +240,8 @@ def _keep(sheet: Sheet, kept: Sequence[bool]) -> Sheet:
     return replace(sheet, table=sheet.table.select(places))
 
 
-def _without_index(sheet: Sheet, used: Collection[str], report: Report) -> Sheet:
-    """Leave out columns without a name that are empty or tell rows apart, as spreadsheets and pandas write them."""
+def _drop_index(sheet: Sheet, used: Collection[str], report: Report) -> Sheet:
+    """Leave out unnamed columns that are empty or an index, as spreadsheets and pandas write."""
     kept = [True] * sheet.table.num_columns
     for place, name in enumerate(sheet.table.column_names):
         if name in used or not _INDEX_NAME.fullmatch(name):
@@ -221,8 +256,9 @@ def _without_index(sheet: Sheet, used: Collection[str], report: Report) -> Sheet
             report.add(f"{what} is an index and left out", sheet.where)
         elif not name:
             raise DataError(
-                f"{sheet.where}: column {place + 1} has no name, but values, such as {shown(column[0].as_py())} in row "
-                "1; name it in the header, or leave it out by drop = ['']"
+                f"{sheet.where}: column {place + 1} has no name, but values, such as "
+                f"{shown(column[0].as_py())} in row 1; name it in the header, or leave it out by "
+                "drop = ['']"
             )
     return sheet if all(kept) else _keep(sheet, kept)
 
@@ -234,11 +270,17 @@ def _tells_rows_apart(column: Any) -> bool:
     return possible and column.null_count == 0 and len(column.unique()) == len(column)
 
 
-def _with_numbers(sheets: Sequence[Sheet], roles: ColumnRoles, notation: Notation, report: Report) -> list[Sheet]:
+def _convert_texts(
+    sheets: Sequence[Sheet], roles: ColumnRoles, notation: Notation, report: Report
+) -> list[Sheet]:
     """Replace columns of texts that are numbers or dates by their values."""
-    texts = [column for number, sheet in enumerate(sheets) for column in _text_columns(number, sheet, roles, notation)]
-    texts += _numbers_as_written(sheets, texts, roles, notation)
-    texts = _without_codes(sheets, texts)
+    texts = [
+        column
+        for number, sheet in enumerate(sheets)
+        for column in _read_text_columns(number, sheet, roles, notation)
+    ]
+    texts += _reread_numbers(sheets, texts, roles, notation)
+    texts = _leave_out_codes(sheets, texts)
     tables: list[Table] = [sheet.table for sheet in sheets]
     for column in texts:
         reading = column.decided or _decide(sheets, column, texts)
@@ -247,7 +289,9 @@ def _with_numbers(sheets: Sequence[Sheet], roles: ColumnRoles, notation: Notatio
         table = tables[column.sheet]
         tables[column.sheet] = table.set_column(column.place, column.name, values)
         if reading.kind == "date":
-            order = "" if notation.dates == reading.setting else f" ({reading.notation})"
+            order = f" ({reading.notation})"
+            if notation.dates == reading.setting:
+                order = ""
             report.add(f"column {column.name!r} in {DATE_UNIT}{order}", where)
         elif notation.decimal is None:
             _report_number(reading, column, where, report)
@@ -262,23 +306,29 @@ def _report_number(reading: Reading, column: _TextColumn, where: str, report: Re
         report.add("',' between thousands", where)
 
 
-def _text_columns(number: int, sheet: Sheet, roles: ColumnRoles, notation: Notation) -> Iterable[_TextColumn]:
+def _read_text_columns(
+    number: int, sheet: Sheet, roles: ColumnRoles, notation: Notation
+) -> Iterable[_TextColumn]:
     """Yield the columns of texts that can be read as numbers or dates."""
     names = sheet.table.column_names
     for place, name in enumerate(names):
         column = sheet.table.column(place)
         if names.count(name) == 1 and roles.is_typed(name) and is_text(column):
-            found = _text_column(number, place, name, column, notation)
-            if found.readings:
-                yield found
+            text_column = _read_text_column(number, place, name, column, notation=notation)
+            if text_column.readings:
+                yield text_column
             else:
-                _check_given_notation(found, sheet, notation)
+                _check_given_notation(text_column, sheet, notation)
 
 
-def _text_column(number: int, place: int, name: str, column: Any, notation: Notation) -> _TextColumn:
+def _read_text_column(
+    number: int, place: int, name: str, column: Any, *, notation: Notation
+) -> _TextColumn:
+    """Return a column of texts with its possible readings."""
     texts = as_strings(column)
     present = is_present(texts)
-    return _TextColumn(number, place, name, texts, present, notation.readings(texts.filter(present)))
+    readings = notation.readings(texts.filter(present))
+    return _TextColumn(number, place, name, texts=texts, present=present, readings=readings)
 
 
 def _check_given_notation(column: _TextColumn, sheet: Sheet, notation: Notation) -> None:
@@ -292,101 +342,128 @@ def _check_given_notation(column: _TextColumn, sheet: Sheet, notation: Notation)
         other = next(mark for mark in DECIMAL_MARKS if mark != notation.decimal)
         if read_numbers(written, other) is not None:
             raise DataError(
-                f"{where}, which is no number with decimal = {notation.decimal!r}; leave 'decimal' out, or make all "
-                "files alike"
+                f"{where}, which is no number with decimal = {notation.decimal!r}; leave 'decimal' "
+                "out, or make all files alike"
             )
     if notation.dates is None:
         short = short_date_format(written.unique().to_pylist())
         if short is not None:
             raise DataError(
-                f"{where}, which looks like a date with a year of two digits; say by 'dates' what it is, such as "
-                f"dates = {short!r}"
+                f"{where}, which looks like a date with a year of two digits; say by 'dates' what "
+                f"it is, such as dates = {short!r}"
             )
 
 
-def _numbers_as_written(
+def _reread_numbers(
     sheets: Sequence[Sheet], texts: Sequence[_TextColumn], roles: ColumnRoles, notation: Notation
 ) -> list[_TextColumn]:
-    """Return the texts of columns that were read with a decimal point, where a point may separate thousands.
+    """Return the texts of columns of numbers in which a point may separate thousands.
 
-    That is in files with a number that may have a decimal comma, and in all files with the same separator, unless it is
-    a comma; and where cells are separated by semicolons, as countries with decimal commas do.
+    That is in files with a number that may have a decimal comma, and in all files with the same
+    separator, unless it is a comma; and where cells are separated by semicolons, as countries with
+    decimal commas do.
     """
     with_commas = {column.sheet for column in texts if column.may_have_decimal_commas}
-    separators = {_separator(sheets[number]) for number in with_commas} - {","} | {";"}
+    separators = {_get_separator(sheets[number]) for number in with_commas} - {","} | {";"}
     found: list[_TextColumn] = []
     for number, sheet in enumerate(sheets):
-        is_suspect = number in with_commas or _separator(sheet) in separators or notation.decimal == ","
+        is_suspect = (
+            number in with_commas or _get_separator(sheet) in separators or notation.decimal == ","
+        )
         if sheet.csv is not None and is_suspect and notation.decimal != ".":
-            found += _reread(number, sheet, sheet.csv.read, roles, notation)
+            found += _reread_sheet(number, sheet, sheet.csv.read, roles=roles, notation=notation)
     return found
 
 
-def _reread(number: int, sheet: Sheet, read: Any, roles: ColumnRoles, notation: Notation) -> Iterable[_TextColumn]:
+def _reread_sheet(
+    number: int, sheet: Sheet, read: Any, *, roles: ColumnRoles, notation: Notation
+) -> Iterable[_TextColumn]:
     import pyarrow.types as types
 
-    table, names = sheet.table, sheet.table.column_names
+    table = sheet.table
+    names = table.column_names
     places = [
         place
         for place, name in enumerate(names)
-        if types.is_floating(table.column(place).type) and names.count(name) == 1 and roles.is_typed(name)
+        if types.is_floating(table.column(place).type)
+        and names.count(name) == 1
+        and roles.is_typed(name)
     ]
     if not places:
         return
     written = read([names[place] for place in places])
     for place in places:
-        found = _text_column(number, place, names[place], written[names[place]], notation)
+        found = _read_text_column(
+            number, place, names[place], written[names[place]], notation=notation
+        )
         if found.readings:
             yield found
         else:
             _check_given_notation(found, sheet, notation)
 
 
-def _separator(sheet: Sheet) -> str | None:
+def _get_separator(sheet: Sheet) -> str | None:
     return None if sheet.csv is None else sheet.csv.format.separator
 
 
-def _without_codes(sheets: Sequence[Sheet], columns: Sequence[_TextColumn]) -> list[_TextColumn]:
+def _leave_out_codes(sheets: Sequence[Sheet], columns: Sequence[_TextColumn]) -> list[_TextColumn]:
     """Leave out columns of whole numbers that a data frame or a Parquet file has as texts.
 
     There somebody chose texts, so these are codes of categories.
     """
-    in_marks = {column.name for column in columns if sheets[column.sheet].csv is not None or column.has_marks}
+    in_marks = {
+        column.name
+        for column in columns
+        if sheets[column.sheet].csv is not None or column.has_marks
+    }
     return [column for column in columns if column.name in in_marks]
 
 
-def _decide(sheets: Sequence[Sheet], column: _TextColumn, columns: Sequence[_TextColumn]) -> Reading:
-    """Return the right one of several readings, by columns that can be read in one way only.
+def _decide(
+    sheets: Sequence[Sheet], column: _TextColumn, columns: Sequence[_TextColumn]
+) -> Reading:
+    """Choose one of several readings, by columns that can be read in one way only.
 
-    Those of the same table decide, and if it has none, those of all tables with the same separator.
+    The columns of the same table decide, and if it has none, those of all tables with the same
+    separator.
     """
     kind = column.readings[0].kind
-    separator = _separator(sheets[column.sheet])
-    deciding = [other for other in columns if other.witness is not None and other.witness.kind == kind]
+    separator = _get_separator(sheets[column.sheet])
+    deciding = [
+        other for other in columns if other.witness is not None and other.witness.kind == kind
+    ]
     same_table = [other for other in deciding if other.sheet == column.sheet]
-    similar = [other for other in deciding if _separator(sheets[other.sheet]) == separator]
+    similar = [other for other in deciding if _get_separator(sheets[other.sheet]) == separator]
     for witnesses in (same_table, similar):
         notations = {other.witness.notation for other in witnesses if other.witness is not None}
         fitting = [reading for reading in column.readings if reading.notation in notations]
         if len(fitting) == 1:
             return fitting[0]
+    raise _report_ambiguous(sheets[column.sheet], column)
+
+
+def _report_ambiguous(sheet: Sheet, column: _TextColumn) -> DataError:
+    """Return the error of a column that can be read in several ways."""
     row, text = column.example()
-    where = f"{sheets[column.sheet].where}: column {column.name!r} has {shown(text)} in row {row}"
-    settings = [f"{'decimal' if kind == 'number' else 'dates'} = {reading.setting!r}" for reading in column.readings]
+    where = f"{sheet.where}: column {column.name!r} has {shown(text)} in row {row}"
     first, second, *_ = column.readings
-    if kind == "number":
-        values = [f"{reading.values[0].as_py():g}" for reading in (first, second)]
-        raise DataError(
-            f"{where}, which is {values[0]} by {settings[0]} and {values[1]} by {settings[1]}, and no other number "
-            "decides; say which is right"
+    if first.kind == "number":
+        first_value = f"{first.values[0].as_py():g}"
+        second_value = f"{second.values[0].as_py():g}"
+        return DataError(
+            f"{where}, which is {first_value} by decimal = {first.setting!r} and {second_value} by "
+            f"decimal = {second.setting!r}, and no other number decides; say which is right"
         )
-    raise DataError(
-        f"{where}, which may begin with the {first.notation.partition(',')[0]} or the "
-        f"{second.notation.partition(',')[0]}, and no other date decides; say which by {' or '.join(settings)}"
+    settings = [f"dates = {reading.setting!r}" for reading in column.readings]
+    first_part = first.notation.partition(",")[0]
+    second_part = second.notation.partition(",")[0]
+    return DataError(
+        f"{where}, which may begin with the {first_part} or the {second_part}, and no other date "
+        f"decides; say which by {' or '.join(settings)}"
     )
 
 
-def _with_days(sheet: Sheet, roles: ColumnRoles, report: Report) -> Sheet:
+def _convert_dates(sheet: Sheet, roles: ColumnRoles, report: Report) -> Sheet:
     """Replace dates and times that are typed as such by numbers."""
     import pyarrow.types as types
 
@@ -398,11 +475,14 @@ def _with_days(sheet: Sheet, roles: ColumnRoles, report: Report) -> Sheet:
         if types.is_dictionary(column.type) and types.is_temporal(column.type.value_type):
             column = column.cast(column.type.value_type)
         if types.is_time(column.type):
-            unit, values = TIME_UNIT, in_hours(column)
+            unit = TIME_UNIT
+            values = in_hours(column)
         elif types.is_date(column.type) or types.is_timestamp(column.type):
-            unit, values = DATE_UNIT, in_days(column)
+            unit = DATE_UNIT
+            values = in_days(column)
         elif types.is_duration(column.type):
-            unit, values = DURATION_UNIT, in_days(column)
+            unit = DURATION_UNIT
+            values = in_days(column)
         else:
             continue
         table = table.set_column(place, name, values)
@@ -411,7 +491,7 @@ def _with_days(sheet: Sheet, roles: ColumnRoles, report: Report) -> Sheet:
 
 
 def _check_texts(sheets: Sequence[Sheet], roles: ColumnRoles, report: Report) -> None:
-    """Refuse columns of texts that are of no use as categories, and report those with many of them."""
+    """Refuse text columns that cannot be categories, and report those with many categories."""
     inputs = sheets[0].table.column_names if roles.inputs is None else roles.inputs
     for name in dict.fromkeys([*roles.targets, *inputs]):
         if not roles.is_typed(name):
@@ -422,9 +502,9 @@ def _check_texts(sheets: Sequence[Sheet], roles: ColumnRoles, report: Report) ->
 
 
 def _check_categories(sheets: Sequence[Sheet], name: str, is_target: bool, report: Report) -> None:
+    """Refuse a text column that cannot be a category, and report one with many categories."""
     import pyarrow as pa
 
-    pc = arrow_compute()
     texts = pa.concat_arrays([as_strings(sheet.table[name]) for sheet in sheets])
     unique = texts.filter(is_present(texts)).unique()
     what = f"the target {name!r}" if is_target else f"column {name!r}"
@@ -436,32 +516,57 @@ def _check_categories(sheets: Sequence[Sheet], name: str, is_target: bool, repor
         is_value |= are_numbers(unique, mark).to_numpy(zero_copy_only=False)
     if 0.5 < is_value.mean() < 1:
         odd = unique[int(np.argmin(is_value))].as_py()
-        places = [(sheet.where, pc.index(as_strings(sheet.table[name]), odd).as_py()) for sheet in sheets]
-        where, row = next((where, row) for where, row in places if row >= 0)
+        where, row = _find_text(sheets, name, odd)
         raise DataError(
-            f"{where}: {what} has {shown(odd)} in row {row + 1} among numbers or dates (different texts of this kind: "
-            f"{int((~is_value).sum())}); fill it in, or leave the row or the column out"
+            f"{where}: {what} has {shown(odd)} in row {row + 1} among numbers or dates (different "
+            f"texts of this kind: {int((~is_value).sum())}); fill it in, or leave the row or the "
+            "column out"
         )
     if 2 * len(unique) > len(texts):
         examples = " and ".join(shown(text) for text in unique[:2].to_pylist())
-        many = f"{what} has {len(unique):,} different texts in {len(texts):,} rows, such as {examples}"
+        many = (
+            f"{what} has {len(unique):,} different texts in {len(texts):,} rows, such as {examples}"
+        )
         if is_value.all():
-            raise DataError(f"{many}, which are numbers or dates; make them such, or categories of pandas")
-        fix = "take another target" if is_target else f"leave it out by drop = [{name!r}]"
-        words = "" if is_target else f", or take its words as the only input by text = {name!r}"
-        raise DataError(f"{many}, so it is an id, a name or a free text and no category; {fix}{words}")
+            raise DataError(
+                f"{many}, which are numbers or dates; make them such, or categories of pandas"
+            )
+        fix = "take another target"
+        if not is_target:
+            fix = (
+                f"leave it out by drop = [{name!r}], or take its words as the only input by text = "
+                f"{name!r}"
+            )
+        raise DataError(f"{many}, so it is an id, a name or a free text and no category; {fix}")
     if len(unique) > MANY_CATEGORIES and not is_target:
         report.add(f"column {name!r} becomes {len(unique):,} columns, one for each of its texts")
 
 
+def _find_text(sheets: Sequence[Sheet], name: str, text: str) -> tuple[str, int]:
+    """Return the table and the row, from 0, of the first cell of a column with a text."""
+    pc = arrow_compute()
+    for sheet in sheets:
+        row = pc.index(as_strings(sheet.table[name]), text).as_py()
+        if row >= 0:
+            return sheet.where, row
+    raise LookupError(text)
+
+
 def _check_marks(unique: Any, what: str) -> None:
     """Refuse numbers of which some have a decimal point, and some a decimal comma."""
-    with_point, with_comma = (are_numbers(unique, mark).to_numpy(zero_copy_only=False) for mark in DECIMAL_MARKS)
-    if len(unique) and (with_point | with_comma).all() and not with_point.all() and not with_comma.all():
+    with_point, with_comma = (
+        are_numbers(unique, mark).to_numpy(zero_copy_only=False) for mark in DECIMAL_MARKS
+    )
+    if (
+        len(unique)
+        and (with_point | with_comma).all()
+        and not with_point.all()
+        and not with_comma.all()
+    ):
         point, comma = (unique[int(np.argmin(fits))].as_py() for fits in (with_comma, with_point))
         raise DataError(
-            f"{what} has numbers with a decimal point and with a decimal comma, such as {shown(point)} and "
-            f"{shown(comma)}; write them alike"
+            f"{what} has numbers with a decimal point and with a decimal comma, such as "
+            f"{shown(point)} and {shown(comma)}; write them alike"
         )
 
 
@@ -471,11 +576,14 @@ def _report_row_numbers(sheets: Sequence[Sheet], roles: ColumnRoles, report: Rep
     for name in names:
         if name in (*roles.targets, *roles.as_texts):
             continue
-        if all(_numbers_rows(sheet.table, name) for sheet in sheets):
-            report.add(f"column {name!r} numbers the rows, but is an input (drop = [{name!r}] leaves it out)")
+        if all(_is_row_number(sheet.table, name) for sheet in sheets):
+            report.add(
+                f"column {name!r} numbers the rows, but is an input (drop = [{name!r}] leaves it "
+                "out)"
+            )
 
 
-def _numbers_rows(table: Table, name: str) -> bool:
+def _is_row_number(table: Table, name: str) -> bool:
     import pyarrow.types as types
 
     if table.column_names.count(name) != 1 or table.num_rows <= FEW_TEXTS:

@@ -1,4 +1,4 @@
-"""A view: how the clients of one true cluster see the examples of a pool."""
+"""Views of the examples of a pool by the clients of one true cluster."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ Pixels = NDArray[np.uint8]
 
 
 class Transform(Protocol):
-    """How images look: ``transform(images, labels, rows)`` returns uint8 images ``[n, C, H, W]``.
+    """Change of images: ``transform(images, labels, rows)`` returns uint8 images ``[n, C, H, W]``.
 
-    ``images`` are the pool's, uint8 ``[n, C, H, W]``, ``labels`` theirs, and ``rows`` their places in the pool. What it
-    returns of one image does not depend on the others, and has the same number of channels for all views of a shift.
+    ``images`` are those of the pool, uint8 ``[n, C, H, W]``, with their ``labels`` and their
+    ``rows`` in the pool. The result for an image does not depend on the others. All views of a
+    shift return the same number of channels.
     """
 
     def __call__(self, images: Pixels, labels: Indices, rows: Indices) -> Pixels:
@@ -35,50 +36,66 @@ class Transform(Protocol):
 @checked("label_map")  # which may be a plain list where a function of the user's returns it
 @dataclass(frozen=True, eq=False)
 class View:
-    """How the clients of one cluster see the pool."""
+    """View of a pool by the clients of one cluster.
 
-    label_map: Tensor | None = None  # int64 [outputs]: where the pool has label y, they see label_map[y]
-    quarter_turns: int = 0  # their images are turned by so many times 90°, counter-clockwise
-    transform: Transform | None = None  # how their images look, before they are turned
-    classes: tuple[int, ...] | None = None  # the only labels of the pool that they have, drawn again for the others
+    Parameters
+    ----------
+    label_map
+        int64 ``[outputs]``: clients see label ``label_map[y]`` in place of ``y``.
+    quarter_turns
+        Number of rotations of the images by 90°, counter-clockwise.
+    transform
+        Change of the images, before they are rotated.
+    classes
+        The only labels of the pool that clients have. Examples of others are replaced by draws.
+    """
+
+    label_map: Tensor | None = None
+    quarter_turns: int = 0
+    transform: Transform | None = None
+    classes: tuple[int, ...] | None = None
 
     @property
     def key(self) -> tuple[Hashable, ...]:
-        """What is the same for views that show the same."""
+        """Key that is equal for equal views."""
         labels = None if self.label_map is None else tuple(self.label_map.tolist())
         return labels, self.quarter_turns, self.transform, self.classes
 
-    def chosen(self, indices: Indices, pool: Pool, draw: np.random.Generator) -> Indices:
-        """Return which of some examples they have, as many: those of other classes are drawn again from these."""
+    def choose(self, indices: Indices, pool: Pool, draw: np.random.Generator) -> Indices:
+        """Return as many examples; those of other classes are replaced by draws from the rest."""
         if self.classes is None or not len(indices):
             return indices
         kept = indices[np.isin(pool.y.numpy()[indices], self.classes)]
         if not len(kept):
-            raise DataError(f"none of {len(indices)} examples of {pool.name} is of the classes {list(self.classes)}")
+            raise DataError(
+                f"none of {len(indices)} examples of {pool.name} is of the classes "
+                f"{list(self.classes)}"
+            )
         return np.concatenate([kept, draw.choice(kept, len(indices) - len(kept))])
 
 
 def require_images(pool: Pool, name: str) -> None:
-    """Check that a shift can change how inputs look: a DataError unless they are images of whole bytes."""
+    """Check that inputs are images of bytes, as a shift of their look needs; else a DataError."""
     if pool.x.dtype != torch.uint8 or pool.x.dim() != 4:
         raise DataError(
-            f"shift {name!r} needs images of whole bytes, uint8 [C, H, W], but inputs of {pool.name} are "
-            f"{pool.x.dtype} {list(pool.input_shape)}"
+            f"shift {name!r} needs images of whole bytes, uint8 [C, H, W], but inputs of "
+            f"{pool.name} are {pool.x.dtype} {list(pool.input_shape)}"
         )
 
 
-def turned(images: Pixels, degrees: float) -> Pixels:
-    """Return images ``[n, C, H, W]`` turned counter-clockwise as PIL's ``Image.rotate`` does by default.
+def rotate_images(images: Pixels, degrees: float) -> Pixels:
+    """Rotate images ``[n, C, H, W]`` counter-clockwise, as PIL's ``Image.rotate`` by default.
 
-    By nearest neighbours, of the same size, black where there was nothing; in PIL's fixed-point numbers, so that every
-    pixel is the same.
+    By nearest neighbours, of the same size, black where there was nothing; in PIL's fixed-point
+    numbers, so that every pixel is the same.
     """
     degrees %= 360
     height, width = images.shape[2:]
     if degrees == 0 or degrees == 180 or (degrees in (90, 270) and height == width):
         return np.ascontiguousarray(np.rot90(images, int(degrees) // 90, (2, 3)))
     angle = -math.radians(degrees)
-    a, b = round(math.cos(angle), 15), round(math.sin(angle), 15)
+    a = round(math.cos(angle), 15)
+    b = round(math.sin(angle), 15)
     x0 = a * -width / 2 + b * -height / 2 + width / 2
     y0 = -b * -width / 2 + a * -height / 2 + height / 2
     y, x = np.mgrid[:height, :width]
@@ -121,7 +138,7 @@ class Blurred:
 
 @dataclass(frozen=True)
 class Noisy:
-    """Images with Gaussian noise of a standard deviation in [0, 1] of the range, which each keeps."""
+    """Images with fixed Gaussian noise, of a standard deviation relative to the range."""
 
     sigma: float
     seed: int
@@ -129,8 +146,13 @@ class Noisy:
     def __call__(self, images: Pixels, labels: Indices, rows: Indices) -> Pixels:
         """Return the images."""
         shape = images.shape[1:]
-        noise = [rng.generator(self.seed, "noise", row).standard_normal(shape, np.float32) for row in rows.tolist()]
-        return np.clip(np.rint(images + 255 * self.sigma * np.stack(noise)), 0, 255).astype(np.uint8)
+        noise = [
+            rng.generator(self.seed, "noise", row).standard_normal(shape, np.float32)
+            for row in rows.tolist()
+        ]
+        return np.clip(np.rint(images + 255 * self.sigma * np.stack(noise)), 0, 255).astype(
+            np.uint8
+        )
 
 
 @dataclass(frozen=True)
@@ -156,25 +178,30 @@ class Thick:
     def __call__(self, images: Pixels, labels: Indices, rows: Indices) -> Pixels:
         """Return the images."""
         size = (1, 1, 2 * abs(self.pixels) + 1, 2 * abs(self.pixels) + 1)
-        change = scipy.ndimage.grey_dilation if self.pixels > 0 else scipy.ndimage.grey_erosion
-        return cast(Pixels, change(images, size))
+        if self.pixels > 0:
+            return cast(Pixels, scipy.ndimage.grey_dilation(images, size))
+        return cast(Pixels, scipy.ndimage.grey_erosion(images, size))
 
 
 def invert(pool: Pool, clusters: int, seed: int) -> list[View]:
     """Show images as negatives to one of two clusters."""
-    return _views("invert", pool, clusters, 2, lambda _: Inverted())
+    return _build_views("invert", pool, clusters, most=2, transform=lambda _: Inverted())
 
 
 def blur(pool: Pool, clusters: int, seed: int, *, strength: float = 1.0) -> list[View]:
     """Blur the images of cluster j by a Gaussian filter of j·strength pixels."""
     _require_positive(strength)
-    return _views("blur", pool, clusters, clusters, lambda j: Blurred(j * strength))
+    return _build_views(
+        "blur", pool, clusters, most=clusters, transform=lambda j: Blurred(j * strength)
+    )
 
 
 def noise(pool: Pool, clusters: int, seed: int, *, strength: float = 0.1) -> list[View]:
     """Add noise to the images of cluster j, of a standard deviation of j·strength of the range."""
     _require_positive(strength)
-    return _views("noise", pool, clusters, clusters, lambda j: Noisy(j * strength, seed))
+    return _build_views(
+        "noise", pool, clusters, most=clusters, transform=lambda j: Noisy(j * strength, seed)
+    )
 
 
 def colour(pool: Pool, clusters: int, seed: int) -> list[View]:
@@ -182,17 +209,25 @@ def colour(pool: Pool, clusters: int, seed: int) -> list[View]:
     require_images(pool, "colour")
     rule = f"with images of 1 or {CHANNELS} channels"
     require(("shift", "colour", pool.input_shape[0] in (1, CHANNELS), rule))
-    views = _views("colour", pool, clusters, 1 + CHANNELS, lambda j: Coloured(j - 1))
+    views = _build_views(
+        "colour", pool, clusters, most=1 + CHANNELS, transform=lambda j: Coloured(j - 1)
+    )
     return [View(transform=Coloured(None)), *views[1:]]
 
 
 def thickness(pool: Pool, clusters: int, seed: int, *, strength: int = 1) -> list[View]:
-    """Leave strokes as they are, widen them, and make them narrower, by so many pixels on each side."""
+    """Leave strokes as they are, widen them, or narrow them, by ``strength`` pixels per side."""
     require(("strength", strength, strength >= 1, "at least 1"))
-    return _views("thickness", pool, clusters, 3, lambda j: Thick(strength if j == 1 else -strength))
+
+    def change_strokes(cluster: int) -> Thick:
+        return Thick(strength if cluster == 1 else -strength)
+
+    return _build_views("thickness", pool, clusters, most=3, transform=change_strokes)
 
 
-def _views(name: str, pool: Pool, clusters: int, most: int, transform: Callable[[int], object]) -> list[View]:
+def _build_views(
+    name: str, pool: Pool, clusters: int, *, most: int, transform: Callable[[int], object]
+) -> list[View]:
     """Return the view of each cluster; that of the first is plain."""
     require_images(pool, name)
     require(("clusters", clusters, clusters <= most, f"at most {most} with shift {name!r}"))
@@ -242,7 +277,15 @@ LEVELS = 8
 
 @dataclass(frozen=True)
 class Turned:
-    """Images turned, those of each label by an angle in degrees, in three channels: grey, or one of them full."""
+    """Images rotated by label, in three channels: grey, or one channel full.
+
+    Parameters
+    ----------
+    degrees
+        Label and angle in degrees; images of other labels stay.
+    channel
+        The full channel: red, green or blue; None: grey.
+    """
 
     degrees: tuple[tuple[int, float], ...]  # by label; others stay as they are
     channel: int | None = None  # which is full: red, green or blue
@@ -252,7 +295,7 @@ class Turned:
         found = images.copy()
         for label, degrees in self.degrees:
             mine = labels == label
-            found[mine] = turned(images[mine], degrees)
+            found[mine] = rotate_images(images[mine], degrees)
         found = np.broadcast_to(found, (len(found), 3, *found.shape[2:])).copy()
         if self.channel is not None:
             found[:, self.channel] = 255
@@ -264,7 +307,9 @@ def check_level(level: int) -> None:
     require(("level", level, 1 <= level <= LEVELS, f"from 1 to {LEVELS}"))
 
 
-def anda(pool: Pool, clients: int, seed: int, *, kind: Kind = "P(Y|X)", level: int = LEVELS) -> list[View]:
+def anda(
+    pool: Pool, clients: int, seed: int, *, kind: Kind = "P(Y|X)", level: int = LEVELS
+) -> list[View]:
     """Draw how each client sees a pool.
 
     Parameters
@@ -282,26 +327,41 @@ def anda(pool: Pool, clients: int, seed: int, *, kind: Kind = "P(Y|X)", level: i
     if kind in ("P(X)", "P(X|Y)"):
         require_images(pool, "anda")
         if pool.input_shape[0] not in (1, 3):
-            raise DataError(f"shift 'anda' needs images of 1 or 3 channels, and {pool.name} has {pool.input_shape[0]}")
+            raise DataError(
+                f"shift 'anda' needs images of 1 or 3 channels, and {pool.name} has "
+                f"{pool.input_shape[0]}"
+            )
     purpose = f"anda {kind}"
-    bank = rng.generator(seed, purpose, level)
-    some = np.sort(bank.permutation(pool.outputs)[: min(level, pool.outputs)]).tolist()
+    draw = rng.generator(seed, purpose, level)
+    affected = np.sort(draw.permutation(pool.outputs)[: min(level, pool.outputs)]).tolist()
     kept = max(1, pool.outputs + 1 - level)
-    sets = [tuple(np.sort(bank.permutation(pool.outputs)[:kept]).tolist()) for _ in range(CLASS_SETS)]
+    class_sets: list[tuple[int, ...]] = []
+    for _ in range(CLASS_SETS):
+        classes = np.sort(draw.permutation(pool.outputs)[:kept])
+        class_sets.append(tuple(classes.tolist()))
     views: list[View] = []
     for client in range(clients):
         draw = rng.generator(seed, purpose, level, client + 1)
         if kind == "P(X)":
-            angles, colours = ANGLES[level - 1], COLOURS[level - 1]
-            degrees = int(draw.integers(angles)) * 360 / angles
-            channel = int(draw.integers(colours)) if colours > 1 else None
-            views.append(View(transform=Turned(tuple((label, degrees) for label in range(pool.outputs)), channel)))
+            views.append(_draw_rotation(draw, level, pool.outputs))
         elif kind == "P(Y)":
-            views.append(View(classes=sets[int(draw.integers(CLASS_SETS))]))
+            views.append(View(classes=class_sets[int(draw.integers(CLASS_SETS))]))
         elif kind == "P(Y|X)":
             label_map = torch.arange(pool.outputs)
-            label_map[some] = torch.from_numpy(draw.permutation(some))
+            label_map[affected] = torch.from_numpy(draw.permutation(affected))
             views.append(View(label_map=label_map))
         else:
-            views.append(View(transform=Turned(tuple((label, 90.0 * int(draw.integers(4))) for label in some))))
+            degrees = tuple((label, 90.0 * int(draw.integers(4))) for label in affected)
+            views.append(View(transform=Turned(degrees)))
     return views
+
+
+def _draw_rotation(draw: np.random.Generator, level: int, labels: int) -> View:
+    """Draw one angle for all labels, and at high levels a colour."""
+    angles = ANGLES[level - 1]
+    colours = COLOURS[level - 1]
+    degrees = int(draw.integers(angles)) * 360 / angles
+    channel = None
+    if colours > 1:
+        channel = int(draw.integers(colours))
+    return View(transform=Turned(tuple((label, degrees) for label in range(labels)), channel))

@@ -15,7 +15,7 @@ from torch import nn
 
 from fedclade.channel import Adversary, Budget, ExamplePrivacy, Lying, Mechanism
 from fedclade.core import ConfigError, DataError, FedcladeError, ModelError, Round, RowQuery, checked, require
-from fedclade.data import Backdoor, DataSchema, Federation, LabelFlip, SchemaError, encode_by, poisoned
+from fedclade.data import Backdoor, DataSchema, Federation, LabelFlip, SchemaError, encode_federation, poison_federation
 from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.kinds import register_query
 from fedclade.flower.policy import Policy
@@ -72,10 +72,10 @@ class LyingHandler(ClientHandler):
     def _held(self, federation: Federation) -> Federation:
         """Return its data, with what it holds poisoned."""
         if self._adversary.kind == "label_flip":
-            return poisoned(federation, federation.ids, LabelFlip.of(federation.pool), 0)
+            return poison_federation(federation, federation.ids, LabelFlip.of(federation.pool), 0)
         if self._adversary.kind == "backdoor":
             options = (self._adversary.option(name) for name in ("target", "patch", "poisoned"))
-            return poisoned(federation, federation.ids, Backdoor.of(federation.pool, *options), 0)
+            return poison_federation(federation, federation.ids, Backdoor.of(federation.pool, *options), 0)
         return federation
 
 
@@ -169,7 +169,7 @@ def client_app(
         federation = _federation(sharing.encode(partial(data_fn, context)))
         check_inputs_apart(privacy, federation, agreed=True)  # its words are checked when it proposes them
         if agreed is not None:
-            federation = sharing.encode(partial(encode_by, federation, agreed))
+            federation = sharing.encode(partial(encode_federation, federation, agreed))
         elif federation.encoding is not None:
             proposal = federation.encoding.proposal
             if not federation.encoding.is_declared:

@@ -53,7 +53,7 @@ from fedclade.core import (
     Updates,
     importing_only,
 )
-from fedclade.data import DataSchema, Federation, StatisticsQuery, rescaled
+from fedclade.data import DataSchema, Federation, StatisticsQuery, rescale_federation
 from fedclade.flower import wire
 from fedclade.flower.closed_scores import ClosedScores, ScoreNoise, is_mean
 from fedclade.flower.data_splits import SplitLog
@@ -228,7 +228,7 @@ class Trainer:
         found = read_statistics(values, columns, self.needs.labels)
         if as_values(found) == self._taken:
             return
-        federation = rescaled(self._federation, found) if columns else self._federation
+        federation = rescale_federation(self._federation, found) if columns else self._federation
         self.task = self._asked.of(federation.pool.schema, found.labels if self.needs.labels else None)
         self.workers, self._taken = self._make(federation, self.task), as_values(found)
 

@@ -40,7 +40,7 @@ from fedclade.data import (
     Federation,
     FilesSettings,
     TableSource,
-    encode_by,
+    encode_federation,
     read_declared,
 )
 from fedclade.flower.client_app import NodeSettings, app_for, node_settings
@@ -417,7 +417,7 @@ def client_app_from_config(imports: Sequence[str] = (), queries: Sequence[type[R
             is_own = data.encoding is not None and data.encoding.source is not None
             mine = data if is_own else data.alone(number)
             if agreed is not None:
-                mine = sharing.encode(partial(encode_by, mine, agreed))
+                mine = sharing.encode(partial(encode_federation, mine, agreed))
             elif mine.encoding is not None:
                 sharing.check(mine.encoding.proposal, len(mine.pool.x))
                 return Proposer(mine.encoding.proposal, number)

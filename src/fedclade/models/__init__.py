@@ -1,4 +1,4 @@
-"""The papers' models as plain modules, the user's own by ``module:factory``, and which parts a model has.
+"""Models by name, adapters, and the parts of a model.
 
 Runs, the network and reports import it; it imports :mod:`fedclade.core` alone.
 """

@@ -1,4 +1,4 @@
-"""Models by name: the papers', those of installed packages, and the user's own by ``module:factory``."""
+"""Models by name: those of papers, of installed packages, and users' own factories."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ from fedclade.core import (
 
 
 def cnn(input_shape: tuple[int, ...], outputs: int, *, hidden: int = 512) -> nn.Module:
-    """Return FL+HC's network: two 5×5 convolutions of 32 and 64 channels, each with a 2×2 max-pool, then a dense layer.
+    """Return the network of FL+HC: two 5×5 convolutions with max-pools, and two dense layers.
+
+    The convolutions have 32 and 64 channels, the pools are 2×2.
 
     582,026 parameters on MNIST.
 
@@ -49,7 +51,9 @@ def cnn(input_shape: tuple[int, ...], outputs: int, *, hidden: int = 512) -> nn.
 
 
 def lenet(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """Return LeNet-5 with average pools, as FLUX and ANDA have it: 5×5 convolutions of 6 and 16 channels, three layers.
+    """Return LeNet-5 with average pools, as in FLUX and ANDA.
+
+    It has 5×5 convolutions of 6 and 16 channels, and three dense layers.
 
     61,706 parameters on MNIST, 62,006 with three channels, 83,126 on CIFAR-10.
 
@@ -63,14 +67,24 @@ def lenet(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
     return nn.Sequential(
         *(nn.Conv2d(channels, 6, 5, padding=2), nn.ReLU(), nn.AvgPool2d(2)),
         *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.AvgPool2d(2)),
-        *(nn.Flatten(), nn.Linear(16 * left, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, outputs)),
+        *(
+            nn.Flatten(),
+            nn.Linear(16 * left, 120),
+            nn.ReLU(),
+            nn.Linear(120, 84),
+            nn.ReLU(),
+            nn.Linear(84, outputs),
+        ),
     )
 
 
 def cifar_cnn(input_shape: tuple[int, ...], outputs: int, *, width: int = 32) -> nn.Module:
-    """Return a network of five layers: 3×3 convolutions of 1, 2 and 2 times ``width`` channels, then two dense layers.
+    """Return a network of five layers: three 3×3 convolutions, and two dense layers.
 
-    The CFL papers say "5-layer convolutional network" and no more; this one has 321,290 parameters on CIFAR-10.
+    The convolutions have 1, 2 and 2 times ``width`` channels.
+
+    The CFL papers say "5-layer convolutional network" and no more; this one has 321,290 parameters
+    on CIFAR-10.
 
     Raises
     ------
@@ -90,8 +104,8 @@ def cifar_cnn(input_shape: tuple[int, ...], outputs: int, *, width: int = 32) ->
 def _image(input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
     if len(input_shape) != 3 or min(input_shape[1:]) < smallest:
         raise ModelError(
-            f"a convolutional model takes images [channels, height, width] of at least {smallest} pixels a side, "
-            f"got input shape {input_shape}; use 'mlp' or 'mclr'"
+            f"a convolutional model takes images [channels, height, width] of at least {smallest} "
+            f"pixels a side, got input shape {input_shape}; use 'mlp' or 'mclr'"
         )
     channels, height, width = input_shape
     return channels, height, width
@@ -108,16 +122,25 @@ def mclr(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
 def mlp(input_shape: tuple[int, ...], outputs: int, *, hidden: int = 128) -> nn.Module:
     """Return a perceptron with one hidden layer.
 
-    101,770 parameters on MNIST with 128 hidden units, 415,258 on FEMNIST's 26 letters with 512 (FedGroup, Table II).
+    101,770 parameters on MNIST with 128 hidden units, 415,258 on FEMNIST's 26 letters with 512
+    (FedGroup, Table II).
     """
-    return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(prod(input_shape), hidden), nn.ReLU(), nn.Linear(hidden, outputs)
+    )
 
 
 # Models for text.
 
 
 def lstm(
-    outputs: int, task: str, vocabulary_size: int, *, embedding: int = 64, hidden: int = 128, dense: int = 30
+    outputs: int,
+    task: str,
+    vocabulary_size: int,
+    *,
+    embedding: int = 64,
+    hidden: int = 128,
+    dense: int = 30,
 ) -> nn.Module:
     """Return a two-layer LSTM over words: a language model, or a classifier of the whole text.
 
@@ -127,14 +150,20 @@ def lstm(
         If the data is not text.
     """
     if vocabulary_size == 0:
-        raise ModelError("'lstm' takes tokens, but the data is not text; use 'mclr', 'mlp' or 'cnn'")
+        raise ModelError(
+            "'lstm' takes tokens, but the data is not text; use 'mclr', 'mlp' or 'cnn'"
+        )
     if task == "language":
         return WordLSTM(vocabulary_size, outputs, embedding, hidden)
-    return TextClassifier(vocabulary_size, outputs, embedding, hidden, dense)
+    return TextClassifier(vocabulary_size, outputs, embedding, hidden=hidden, dense=dense)
 
 
-def vector_lstm(input_shape: tuple[int, ...], outputs: int, *, hidden: int = 100, dense: int = 30) -> nn.Module:
-    """Return a two-layer LSTM over word vectors that classifies a text (Sent140 in FedProx and FedGroup).
+def vector_lstm(
+    input_shape: tuple[int, ...], outputs: int, *, hidden: int = 100, dense: int = 30
+) -> nn.Module:
+    """Return a two-layer LSTM over word vectors that classifies a text.
+
+    Source: Sent140 in FedProx and FedGroup.
 
     243,861 parameters for two labels and vectors of 300 numbers, as FedGroup's Table II has it.
 
@@ -145,18 +174,19 @@ def vector_lstm(input_shape: tuple[int, ...], outputs: int, *, hidden: int = 100
     """
     if len(input_shape) != 2:
         raise ModelError(
-            f"'vector_lstm' takes sequences of vectors, got input shape {input_shape}; give the data word vectors, as "
-            "by sent140's vectors = 'glove.6B.300d.txt', or take 'lstm'"
+            f"'vector_lstm' takes sequences of vectors, got input shape {input_shape}; give the "
+            "data word vectors, as by sent140's vectors = 'glove.6B.300d.txt', or take 'lstm'"
         )
     return VectorClassifier(input_shape[1], outputs, hidden, dense)
 
 
 class VectorClassifier(nn.Module):
-    """Classifies a sequence of vectors by the state behind its last place, padding included, as FedProx's code does.
+    """Classifier of sequences of vectors by the last state, padding included, as in FedProx.
 
-    Vectors ``[n, T, d]`` to logits ``[n, outputs]``. There is one vector of biases for each layer of the LSTM, which
-    torch's has twice: they are the weights of an input that is always 1, for the forget gate from 1 on. The first label
-    has logit 0: of two labels that leaves one number, as before a sigmoid.
+    Vectors ``[n, T, d]`` to logits ``[n, outputs]``. There is one vector of biases for each layer
+    of the LSTM, which torch's has twice: they are the weights of an input that is always 1, for the
+    forget gate from 1 on. The first label has logit 0: of two labels that leaves one number, as
+    before a sigmoid.
     """
 
     def __init__(self, width: int, outputs: int, hidden: int, dense: int) -> None:
@@ -179,7 +209,7 @@ class VectorClassifier(nn.Module):
 
 
 class WordLSTM(nn.Module):
-    """Predicts the next word at every place, as in CFL's Ag-News experiment (section VI-C).
+    """Predictor of the next word at every place, as in CFL's Ag-News experiment (VI-C).
 
     Tokens ``[n, T]`` to logits ``[n, T, outputs]``.
     """
@@ -196,13 +226,15 @@ class WordLSTM(nn.Module):
 
 
 class TextClassifier(nn.Module):
-    """Classifies a text from the state behind its last word, as in FedGroup's Sent140 experiment (Table II).
+    """Classifier of texts by the state after the last word (FedGroup, Sent140, Table II).
 
-    Tokens ``[n, T]``, padded with 0 at the end, to logits ``[n, outputs]``. The paper's embedding is a frozen GloVe
-    (:func:`vector_lstm`); this one is trained.
+    Tokens ``[n, T]``, padded with 0 at the end, to logits ``[n, outputs]``. The paper's embedding
+    is a frozen GloVe (:func:`vector_lstm`); this one is trained.
     """
 
-    def __init__(self, vocabulary_size: int, outputs: int, embedding: int, hidden: int, dense: int) -> None:
+    def __init__(
+        self, vocabulary_size: int, outputs: int, embedding: int, hidden: int, dense: int
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary_size, embedding)
         self.lstm = nn.LSTM(embedding, hidden, num_layers=2, batch_first=True)
@@ -223,11 +255,18 @@ Factory = Callable[..., object]
 
 @dataclass(frozen=True)
 class Model:
-    """A model of the library, with a line for people."""
+    """A model of the library.
 
-    factory: (
-        Factory  #: called with those of :data:`FROM_DATA` that it takes, and the options of the ``[model]`` section
-    )
+    Parameters
+    ----------
+    factory
+        Called with the values of :data:`FROM_DATA` that it takes, and with the options of the
+        ``[model]`` section.
+    summary
+        Line for people.
+    """
+
+    factory: Factory
     summary: str
 
 
@@ -235,17 +274,22 @@ MODELS: Mapping[str, Model] = {
     "mclr": Model(mclr, "multinomial logistic regression: one dense layer"),
     "mlp": Model(mlp, "one hidden layer (hidden = 128; FEMNIST in the FedGroup paper: 512)"),
     "cnn": Model(cnn, "FL+HC's: two 5×5 convolutions (32, 64) with max-pools, dense 512"),
-    "lenet": Model(lenet, "LeNet-5 with average pools, of FLUX and ANDA: 5×5 convolutions (6, 16), dense 120 and 84"),
+    "lenet": Model(
+        lenet,
+        "LeNet-5 with average pools, of FLUX and ANDA: 5×5 convolutions (6, 16), dense 120 and 84",
+    ),
     "cifar_cnn": Model(cifar_cnn, "five layers: three 3×3 convolutions with max-pools, two dense"),
     "lstm": Model(lstm, "two-layer LSTM over words: predicts the next one, or classifies the text"),
-    "vector_lstm": Model(vector_lstm, "two-layer LSTM over word vectors: classifies the text (FedGroup's Sent140)"),
+    "vector_lstm": Model(
+        vector_lstm, "two-layer LSTM over word vectors: classifies the text (FedGroup's Sent140)"
+    ),
 }
 
 MOST_PARAMETERS = 2**30
-"""Of a model of the library: more are taken for a mistake, such as labels that are not numbered from 0 on."""
+"""Largest model of the library; a larger one is a mistake, such as labels not numbered from 0."""
 
 FROM_DATA = ("input_shape", "outputs", "task", "vocabulary_size")
-"""Parameters of a factory that the data gives; all others are options of the ``[model]`` section."""
+"""Parameters of a factory that the data determines; others are options of ``[model]``."""
 
 
 @checked()
@@ -264,8 +308,9 @@ def build_model(
     Parameters
     ----------
     name
-        One of :data:`MODELS` or of an installed package's entry points ``fedclade.models``, or ``module:factory``: a
-        function of the user's own that returns a ``nn.Module``, or a class of one.
+        One of :data:`MODELS` or of an installed package's entry points ``fedclade.models``, or
+        ``module:factory``: a function of the user's own that returns a ``nn.Module``, or a class of
+        one.
     input_shape, outputs, task, vocabulary_size
         What the data is like; a factory gets those of them that it has parameters for.
     seed
@@ -278,7 +323,8 @@ def build_model(
     ConfigError
         If the name is unknown or an argument is.
     ModelError
-        If the factory fails, or returns something that is not a module, or a model of the library would be too large.
+        If the factory fails, or returns something that is not a module, or a model of the library
+        would be too large.
     """
     if task not in get_args(TaskKind):
         raise ConfigError(unknown("task:", task, get_args(TaskKind)))
@@ -289,9 +335,20 @@ def build_model(
         ("seed", seed, seed >= 0, "at least 0"),
     )
     factory = model_factory(name)
-    given = {"input_shape": input_shape, "outputs": outputs, "task": task, "vocabulary_size": vocabulary_size}
-    from_data = {key: value for key, value in given.items() if key in known_arguments(factory, positional=True)}
-    arguments = check_arguments(f"model {name!r}", factory, arguments or {}, besides=FROM_DATA, positional=True)
+    given = {
+        "input_shape": input_shape,
+        "outputs": outputs,
+        "task": task,
+        "vocabulary_size": vocabulary_size,
+    }
+    from_data = {
+        key: value
+        for key, value in given.items()
+        if key in known_arguments(factory, positional=True)
+    }
+    arguments = check_arguments(
+        f"model {name!r}", factory, arguments or {}, besides=FROM_DATA, positional=True
+    )
     check_widths(name, arguments)
     if name in MODELS:
         _check_size(name, factory, {**from_data, **arguments})
@@ -309,7 +366,7 @@ def build_model(
 
 
 def _check_size(name: str, factory: Factory, given: Mapping[str, Any]) -> None:
-    """Check the number of parameters of one of :data:`MODELS` before it takes any memory; a ModelError names it."""
+    """Check the number of parameters of one of :data:`MODELS` before it takes any memory."""
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             module = factory(**given)
@@ -321,15 +378,18 @@ def _check_size(name: str, factory: Factory, given: Mapping[str, Any]) -> None:
     parameters = sum(parameter.numel() for parameter in module.parameters())
     if parameters > MOST_PARAMETERS:
         raise ModelError(
-            f"model {name!r} would have {parameters:,} parameters for inputs of shape {list(given['input_shape'])} and "
-            f"{given['outputs']:,} outputs, and models of the library have at most {MOST_PARAMETERS:,}; number labels "
-            "from 0 on, or take smaller layers"
+            f"model {name!r} would have {parameters:,} parameters for inputs of shape "
+            f"{list(given['input_shape'])} and {given['outputs']:,} outputs, and models of the "
+            f"library have at most {MOST_PARAMETERS:,}; number labels from 0 on, or take smaller "
+            "layers"
         )
 
 
 def check_widths(name: str, arguments: Mapping[str, Any]) -> None:
-    """Check that the sizes of one of :data:`MODELS` are at least 1; a ConfigError names those that are not."""
-    sizes = {key: value for key, value in arguments.items() if name in MODELS and type(value) is int}
+    """Check that the sizes of one of :data:`MODELS` are at least 1; else a ConfigError."""
+    sizes = {
+        key: value for key, value in arguments.items() if name in MODELS and type(value) is int
+    }
     require(*((f"model.{key}", value, value >= 1, "at least 1") for key, value in sizes.items()))
 
 

@@ -1,44 +1,53 @@
-"""The parts of a model: frozen, personal, or common to all clusters; and adapters on a base that rests."""
+"""Parts of a model: frozen, personal, or common to all clusters; and adapters."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]  (all of batches and instances)
+
+# The base class of the layers for batches and for instances.
+from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]
 
 from fedclade.core import ConfigError, Layout, check_arguments, check_module, matching, rng, shown
 from fedclade.models.lora import LoRA
 
 PARTS = ("freeze", "personal", "common", "adapter")
-"""Keys of the ``[model]`` section that say which parts a model has; all others are for what makes it."""
+"""Keys of the ``[model]`` section about parts; all others are arguments of the factory."""
 
 Preset = Literal["head", "body", "norm"]
-"""Parts that need no names: the last layer with parameters, all but that, and all normalisation layers."""
+"""Named parts: the last layer with parameters, all layers before, all normalization layers."""
 
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Which parts a model has; patterns are those of :func:`fedclade.core.matching`.
+    """Parts of a model; patterns are those of :func:`fedclade.core.matching`.
 
     Parameters
     ----------
     freeze
-        What rests: the same for all clients, never sent, averaged or compared; see :func:`freeze`.
+        Frozen entries: the same for all clients, never sent, averaged or compared; see
+        :func:`freeze`.
     personal
-        What stays with a client, in a vector of its own; see :class:`~fedclade.core.Layout`. In place of a list of
-        patterns one word may say it, a :data:`Preset`: ``head``, ``body`` or ``norm``.
+        Entries that stay with a client, in a vector of their own; see
+        :class:`~fedclade.core.Layout`. A list of patterns, or a :data:`Preset`: ``head``, ``body``
+        or ``norm``.
     common
-        What all clusters have in common: it is averaged over all of them, as if they were one; the rest of the model is
-        each cluster's own. Patterns, or a :data:`Preset`.
+        Entries that all clusters share: they are averaged over all clusters, as if these were one;
+        each cluster has the rest of the model for itself. Patterns, or a :data:`Preset`.
     adapter
-        What is trained in place of the model, as a value or as the ``[model]`` section has it.
+        Adapter that is trained in place of the model, as a value or as in the ``[model]`` section.
+
+    Raises
+    ------
+    ConfigError
+        If a preset is unknown, or the adapter has a wrong field.
     """
 
     freeze: tuple[str, ...] = ()
@@ -58,14 +67,18 @@ class Parts:
     @classmethod
     def of(cls, section: Mapping[str, Any]) -> Parts:
         """Return the parts that a ``[model]`` section names."""
-        return cls(**check_arguments("[model]", cls, {key: section[key] for key in PARTS if key in section}))
+        return cls(
+            **check_arguments(
+                "[model]", cls, {key: section[key] for key in PARTS if key in section}
+            )
+        )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what a ``[model]`` section says of parts: nothing of those that are not there."""
+        """Return the parts as a ``[model]`` section, without those that are unset."""
         return {key: value for key, value in asdict(self).items() if value}
 
     def applied(self, module: nn.Module, seed: int = 0) -> nn.Module:
-        """Return a model with its adapters, which depend on the seed, and with what is to rest at rest.
+        """Return a model with its adapters, which depend on the seed, and its frozen parts.
 
         The module is as it was, unless nothing is to be done.
 
@@ -97,10 +110,10 @@ class Parts:
         ConfigError
             If there are no normalisation layers, and these should be personal.
         """
-        return _named(module, self.personal, "personal")
+        return _resolve_names(module, self.personal, "personal")
 
     def common_entries(self, module: nn.Module) -> Tensor | None:
-        """Return which entries of a model's vector all clusters have in common, ``[S]``; None if there are none.
+        """Return whether each entry of a model is common to all clusters, ``[S]``; None if none is.
 
         Raises
         ------
@@ -111,46 +124,71 @@ class Parts:
             return None
         layout = self.layout(module)
         slots = {slot.name: slot for slot in (*layout.parameters, *layout.buffers)}
-        places = {name: name for name in slots} | {name: place for name, place in layout.tied if place in slots}
-        names = _named(module, self.common, "common")
-        if isinstance(self.common, str):  # a preset does not know which parts are personal
+        places = {name: name for name in slots}
+        places |= {name: place for name, place in layout.tied if place in slots}
+        names = _resolve_names(module, self.common, "common")
+        if isinstance(self.common, str):
+            # A preset may name personal parts, which are not sent.
             names = [name for name in names if name in slots]
         entries = torch.zeros(layout.size, dtype=torch.bool)
         for name in matching(names, places, "model.common"):
             slot = slots[places[name]]
             entries[slot.start : slot.stop] = True
         if entries[: layout.n_parameters].all():
-            raise ConfigError("model.common leaves the clusters no parameters of their own; take less, or FedAvg")
+            raise ConfigError(
+                "model.common leaves the clusters no parameters of their own; take less, or FedAvg"
+            )
         return entries if entries.any() else None
 
 
-def _named(module: nn.Module, part: tuple[str, ...] | Preset, key: str) -> tuple[str, ...]:
-    """Return the patterns of a part; of a preset, the names."""
+def _resolve_names(module: nn.Module, part: tuple[str, ...] | Preset, key: str) -> tuple[str, ...]:
+    """Return the patterns of a part; for a preset, the names of its parameters and buffers."""
     if not isinstance(part, str):
         return part
     layout = Layout.of(module)
-    known = {slot.name: slot.name for slot in (*layout.parameters, *layout.buffers)}
-    known |= {name: place for name, place in layout.tied if place in known}
-    of_layer: dict[str, list[str]] = {}
-    for name, place in known.items():
-        of_layer.setdefault(name.rpartition(".")[0], []).append(place)
+    slots = {slot.name: slot.name for slot in (*layout.parameters, *layout.buffers)}
+    slots |= {name: slot for name, slot in layout.tied if slot in slots}
+    slots_by_layer: dict[str, list[str]] = {}
+    for name, slot in slots.items():
+        slots_by_layer.setdefault(name.rpartition(".")[0], []).append(slot)
     if part == "norm":
-        layers = [name for name in of_layer if isinstance(module.get_submodule(name), NORMS)]
+        layers = _find_norms(module, slots_by_layer)
         if not layers:
-            raise ConfigError(f"model.{key} = 'norm', but the model has no normalisation layer to train")
+            raise ConfigError(
+                f"model.{key} = 'norm', but the model has no normalisation layer to train"
+            )
     else:
-        trained = {slot.name for slot in layout.parameters}
-        order = (name for name, _ in module.named_modules(remove_duplicate=False))
-        layers = [name for name in order if trained.intersection(of_layer.get(name, ()))][-1:]
-    chosen = {place for name in layers for place in of_layer[name]}
-    return tuple(name for name in dict.fromkeys(known.values()) if (name in chosen) != (part == "body"))
+        layers = _find_last_layer(module, layout, slots_by_layer)
+    chosen = {slot for name in layers for slot in slots_by_layer[name]}
+    names = dict.fromkeys(slots.values())
+    if part == "body":
+        return tuple(name for name in names if name not in chosen)
+    return tuple(name for name in names if name in chosen)
+
+
+def _find_norms(module: nn.Module, layers: Iterable[str]) -> list[str]:
+    """Return the names of the normalization layers."""
+    return [name for name in layers if isinstance(module.get_submodule(name), NORMS)]
+
+
+def _find_last_layer(
+    module: nn.Module, layout: Layout, slots_by_layer: Mapping[str, Sequence[str]]
+) -> list[str]:
+    """Return the name of the last layer with parameters, or no name."""
+    trained = {slot.name for slot in layout.parameters}
+    last: list[str] = []
+    for name, _ in module.named_modules(remove_duplicate=False):
+        if trained.intersection(slots_by_layer.get(name, ())):
+            last = [name]
+    return last
 
 
 def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
-    """Let those parameters and buffers of a module rest whose names a pattern matches.
+    """Freeze the parameters and buffers of a module whose names match a pattern.
 
-    Parameters are trained no more. Parts of which that leaves nothing to train go into evaluation mode, with their
-    dropout and the statistics of their BatchNorm; and so do layers of which all buffers match.
+    Frozen parameters are not trained. Parts with frozen entries and nothing left to train go into
+    evaluation mode, including their dropout and the statistics of their BatchNorm; so do layers
+    of which all buffers match.
 
     Raises
     ------
@@ -160,13 +198,20 @@ def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
     parameters = dict(module.named_parameters(remove_duplicate=False))
     saved = module.state_dict(keep_vars=True)
     buffers = [name for name, _ in module.named_buffers(remove_duplicate=False) if name in saved]
-    chosen = set(matching(patterns, [*parameters, *buffers], "model.freeze"))
-    for name in chosen.intersection(parameters):
+    frozen = set(matching(patterns, [*parameters, *buffers], "model.freeze"))
+    for name in frozen.intersection(parameters):
         parameters[name].requires_grad_(False)
     for name, part in module.named_modules(remove_duplicate=False):
-        inside = [each for each in chosen if not name or each.startswith(f"{name}.")]
-        own = [each for each in buffers if each.rpartition(".")[0] == name]
-        if inside and not any(p.requires_grad for p in part.parameters()):
+        own_buffers = [buffer for buffer in buffers if buffer.rpartition(".")[0] == name]
+        is_trained = any(parameter.requires_grad for parameter in part.parameters())
+        if not is_trained and _has_frozen(name, frozen):
             part.eval()
-        elif name and own and chosen.issuperset(own):
+        elif name and own_buffers and frozen.issuperset(own_buffers):
             part.training = False
+
+
+def _has_frozen(part: str, frozen: Collection[str]) -> bool:
+    """Return whether a part, or the whole module for an empty name, has frozen entries."""
+    if not part:
+        return len(frozen) > 0
+    return any(name.startswith(f"{part}.") for name in frozen)

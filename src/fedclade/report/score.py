@@ -12,7 +12,7 @@ from fedclade.core import ConfigError
 from fedclade.report.formats import NONE, number, significant
 from fedclade.report.picture import Axis
 from fedclade.runs import Row, Run
-from fedclade.tasks import Metric, noted_metrics, perplexity
+from fedclade.tasks import Metric, perplexity, read_metrics
 
 CAPITALS = (
     *("auc", "auroc", "bleu", "cer", "crps", "f1", "fid", "iou", "mae", "mape", "mase", "mcc", "mse", "msle", "nll"),
@@ -60,7 +60,7 @@ class Score:
     @classmethod
     def all_of(cls, summary: Mapping[str, Any]) -> tuple[Score, ...]:
         """Return all metrics of a run, the one that counts first."""
-        return tuple(cls(Metric(**metric.noted)) for metric in noted_metrics(summary))
+        return tuple(cls(Metric(**metric.noted)) for metric in read_metrics(summary))
 
     @classmethod
     def named(cls, name: str, summary: Mapping[str, Any]) -> Score:

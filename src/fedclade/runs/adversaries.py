@@ -14,7 +14,15 @@ from torch import Tensor
 
 from fedclade.channel import Adversary, Lying
 from fedclade.core import Ask, Clients, ConfigError, Evaluation, Mixture, ParameterTree, require, rng, shown
-from fedclade.data import Backdoor, Federation, LabelFlip, Statistics, StatisticsQuery, poisoned, statistics
+from fedclade.data import (
+    Backdoor,
+    Federation,
+    LabelFlip,
+    Statistics,
+    StatisticsQuery,
+    compute_statistics,
+    poison_federation,
+)
 from fedclade.runs.store.contents import Row, RowTable
 from fedclade.tasks import FittedTask, cluster_scores, mean_score, spread
 
@@ -58,10 +66,10 @@ class Adversaries:
             return None
         liars = _drawn(adversary, federation, seed)
         if adversary.kind == "label_flip":
-            held: Federation = poisoned(federation, liars, LabelFlip.of(federation.pool), seed)
+            held: Federation = poison_federation(federation, liars, LabelFlip.of(federation.pool), seed)
         elif adversary.kind == "backdoor":
             options = (adversary.option(name) for name in ("target", "patch", "poisoned"))
-            held = poisoned(federation, liars, Backdoor.of(federation.pool, *options), seed)
+            held = poison_federation(federation, liars, Backdoor.of(federation.pool, *options), seed)
             names = [metric.name for metric in task.metrics]
             require(("task.metrics", names, ACCURACY in names, f"with {ACCURACY!r}, by which a backdoor succeeds"))
         else:
@@ -72,7 +80,7 @@ class Adversaries:
         """Return how many training examples clients report of each label before the first round, int64 ``[L]``."""
 
         def ask(query: StatisticsQuery) -> Statistics:
-            return statistics(self.federation.in_round(query.data_round), query)
+            return compute_statistics(self.federation.in_round(query.data_round), query)
 
         return self.lying.data(query, cast("Ask", ask)).labels
 

@@ -271,7 +271,7 @@ class Churn:
         """Return all that are there at some time: the clients, and the newcomers if they join."""
         if self.join_round is None or federation.newcomers is None:
             return federation
-        return federation.joined(federation.newcomers)
+        return federation.join(federation.newcomers)
 
     @property
     def of_trace(self) -> dict[str, str | float | None]:

@@ -32,7 +32,7 @@ from fedclade.runs.models import Maker, module_for
 from fedclade.runs.store import Run
 from fedclade.runs.store.contents import Row
 from fedclade.runs.store.newcomers import Newcomers, score_columns
-from fedclade.tasks import Task, build_task, noted_metrics
+from fedclade.tasks import Task, build_task, read_metrics
 from fedclade.training import float32_products, here
 
 T = TypeVar("T")
@@ -175,7 +175,7 @@ class Arrival:
                 f"the run's models have {entries:,} entries, but a {name} for the newcomers' data ({newcomers}) has "
                 f"{theirs:,}; newcomers need inputs and labels like those of the run: {run.summary['data']}"
             )
-        metrics, own = ([metric.name for metric in of] for of in (backend.task.metrics, noted_metrics(run.summary)))
+        metrics, own = ([metric.name for metric in of] for of in (backend.task.metrics, read_metrics(run.summary)))
         if metrics != own:
             raise ConfigError(f"task should be that of the run, whose metrics are {own}, got {metrics}")
         tree = backend.closed(run.tree.map_vectors(*[methodcaller("to", backend.initial)] * 2))
@@ -284,7 +284,7 @@ def _check_columns(run: Run, newcomers: Federation) -> None:
     found: list[str] = []
     for what, noted, names in (("column", "columns", columns.inputs), ("label", "labels", columns.labels)):
         if noted in inputs:
-            found += name_differences(what, names, inputs[noted], here, there)
+            found += name_differences(what, names, inputs[noted], here=here, there=there)
     if found:
         raise RunError(
             f"the newcomers' data is encoded otherwise than the run's: {show_some(found)}; give both the same schema, "

@@ -1,9 +1,9 @@
-"""What a model is for, and how well it does it: tasks, losses, metrics, and the scores of clients and of clusters.
+"""Tasks, losses, metrics, and the scores of clients and clusters.
 
 It imports :mod:`fedclade.core` alone.
 """
 
-from fedclade.tasks.losses import LOSSES, SHAPES, Loss, counted, cross_entropy, mixed
+from fedclade.tasks.losses import LOSSES, SHAPES, Loss, count_targets, cross_entropy, mix_outputs
 from fedclade.tasks.metrics import (
     OLD_METRIC,
     RIGHT,
@@ -15,8 +15,8 @@ from fedclade.tasks.metrics import (
     mean_and_interval,
     mean_score,
     metric,
-    noted_metrics,
     perplexity,
+    read_metrics,
     spread,
 )
 from fedclade.tasks.model_mixture import ModelMixture
@@ -37,15 +37,15 @@ __all__ = [
     "Task",
     "build_task",
     "cluster_scores",
-    "counted",
+    "count_targets",
     "cross_entropy",
     "gap_closed",
     "is_share",
     "mean_and_interval",
     "mean_score",
     "metric",
-    "mixed",
-    "noted_metrics",
+    "mix_outputs",
     "perplexity",
+    "read_metrics",
     "spread",
 ]

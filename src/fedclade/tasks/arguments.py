@@ -11,7 +11,9 @@ LossOver = Literal["example", "batch"]
 """What a loss is one number of."""
 
 
-def check_arguments(kind: object, loss: object, metrics: object, class_weights: object, loss_over: object) -> None:
+def check_arguments(
+    kind: object, loss: object, metrics: object, class_weights: object, loss_over: object
+) -> None:
     """Check the types of a :class:`~fedclade.Task`'s arguments.
 
     Raises
@@ -23,14 +25,19 @@ def check_arguments(kind: object, loss: object, metrics: object, class_weights: 
     if kind is not None and kind not in kinds:
         raise ConfigError(unknown("kind of task:", str(kind), kinds))
     if not isinstance(loss, str | None) and not callable(loss):
-        raise ConfigError(f"task.loss should be a name or a function of outputs and targets, got {shown(loss)}")
+        raise ConfigError(
+            f"task.loss should be a name or a function of outputs and targets, got {shown(loss)}"
+        )
     if isinstance(metrics, str) or not isinstance(metrics, Sequence):
         raise ConfigError(
-            f"task.metrics should be a list of names or torchmetrics objects, got {shown(metrics)}; "
-            "a single one is given as a list, too, such as metrics=['f1']"
+            "task.metrics should be a list of names or torchmetrics objects, got "
+            f"{shown(metrics)}; a single one is given as a list, too, such as metrics=['f1']"
         )
     if not isinstance(class_weights, str | None) and not _are_numbers(class_weights):
-        raise ConfigError(f"task.class_weights should be 'balanced' or a list of numbers, got {shown(class_weights)}")
+        raise ConfigError(
+            "task.class_weights should be 'balanced' or a list of numbers, got "
+            f"{shown(class_weights)}"
+        )
     if loss_over not in get_args(LossOver):
         raise ConfigError(unknown("task.loss_over:", str(loss_over), get_args(LossOver)))
 

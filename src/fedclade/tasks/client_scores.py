@@ -21,18 +21,24 @@ from torch import Tensor
 from fedclade.core import IGNORED, TaskKind
 
 Need = Literal["both", "positives", "negatives", "varying targets", "varying"]
-"""What a label's, or an output's, examples must include for its score to be defined."""
+"""Examples of a label, or an output, that a score needs to be defined."""
 
 NEEDS: Mapping[str, Need] = {
     **dict.fromkeys(("AUROC", "AveragePrecision", "LogAUC", "EER"), "both"),
     **dict.fromkeys(("F1Score", "FBetaScore", "Precision", "Recall", "JaccardIndex"), "positives"),
     **dict.fromkeys(("Specificity", "NegativePredictiveValue"), "negatives"),
-    **dict.fromkeys(("R2Score", "ExplainedVariance", "ConcordanceCorrCoef", "RelativeSquaredError"), "varying targets"),
+    **dict.fromkeys(
+        ("R2Score", "ExplainedVariance", "ConcordanceCorrCoef", "RelativeSquaredError"),
+        "varying targets",
+    ),
     **dict.fromkeys(("PearsonCorrCoef", "SpearmanCorrCoef", "KendallRankCorrCoef"), "varying"),
 }
 """Needs of torchmetrics' classes, without ``Binary``, ``Multiclass`` and ``Multilabel``."""
 
-HIGHER_IS_BETTER = (*("Specificity", "NegativePredictiveValue"), *("PearsonCorrCoef", "KendallRankCorrCoef"))
+HIGHER_IS_BETTER = (
+    *("Specificity", "NegativePredictiveValue"),
+    *("PearsonCorrCoef", "KendallRankCorrCoef"),
+)
 """Classes of torchmetrics that do not state their direction."""
 
 PREFIXES = ("Binary", "Multiclass", "Multilabel")
@@ -75,7 +81,10 @@ def client_score(made: Any, kind: TaskKind, outputs: Tensor, targets: Tensor) ->
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of labels that are absent
         calculator.update(outputs, targets)
-        if family == "MatthewsCorrCoef" and (known := _constant_mcc(calculator.confmat)) is not None:
+        if (
+            family == "MatthewsCorrCoef"
+            and (known := _constant_mcc(calculator.confmat)) is not None
+        ):
             return known
         values = torch.as_tensor(calculator.compute()).detach().double().cpu()
     if values.numel() == defined.numel():
@@ -85,7 +94,7 @@ def client_score(made: Any, kind: TaskKind, outputs: Tensor, targets: Tensor) ->
 
 
 def family_of(made: object) -> str:
-    """Return the name of an object's class, or of a base class with known needs, without a prefix."""
+    """Return the name of a metric's class, or of a base class with known needs, without prefix."""
     names = [re.sub(f"^({'|'.join(PREFIXES)})", "", each.__name__) for each in type(made).__mro__]
     return next((name for name in names if name in NEEDS), names[0])
 
@@ -96,40 +105,56 @@ def _as_predictions(kind: TaskKind, outputs: Tensor, targets: Tensor) -> tuple[T
         return outputs.reshape(targets.shape).sigmoid(), targets.long()
     if kind == "regression":
         return outputs.reshape(targets.shape), targets
-    outputs, targets = outputs.flatten(0, -2), targets.flatten()
+    outputs = outputs.flatten(0, -2)
+    targets = targets.flatten()
     counts = targets != IGNORED
     return outputs[counts].softmax(-1), targets[counts]
 
 
 def _is_defined(family: str, kind: TaskKind, made: Any, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return for which labels ``[C]``, or numbers ``[D]``, the score of a client is defined."""
-    need = NEEDS.get(family)
+    """Return whether the score is defined for each label ``[C]``, or number ``[D]``."""
     if kind == "regression":
-        defined = torch.ones(targets[0].numel(), dtype=torch.bool)
-        if need in ("varying targets", "varying"):
-            defined &= _varies(targets)
-        if need == "varying":
-            defined &= _varies(outputs)
-        return defined
-    ignored = getattr(made, "ignore_index", None)
+        return _is_defined_for_numbers(family, outputs, targets)
     if kind in ("classification", "language"):
-        counts = torch.bincount(targets, minlength=outputs.shape[-1])
-        if isinstance(ignored, int) and 0 <= ignored < len(counts):
-            counts[ignored] = 0
-        positives, negatives = counts > 0, counts < counts.sum()
-        needs_both = need in ("both", "negatives")
-        return (positives & negatives if needs_both else positives).cpu()
+        return _is_defined_for_labels(family, made, outputs, targets)
     if getattr(made, "average", None) == "micro":  # all labels count as one
         targets = targets.flatten()
     columns = targets.reshape(len(targets), -1)
-    positives, negatives = (columns == 1).any(0).cpu(), (columns == 0).any(0).cpu()
+    positives = (columns == 1).any(0).cpu()
+    negatives = (columns == 0).any(0).cpu()
     if family == "MatthewsCorrCoef":  # of all labels together
         return torch.tensor([bool(positives.any() and negatives.any())])
+    need = NEEDS.get(family)
     if need == "both":
         return positives & negatives
-    if need in ("positives", "negatives"):
-        return positives if need == "positives" else negatives
+    if need == "positives":
+        return positives
+    if need == "negatives":
+        return negatives
     return torch.ones_like(positives)
+
+
+def _is_defined_for_numbers(family: str, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return whether the score is defined for each number ``[D]`` of a regression."""
+    need = NEEDS.get(family)
+    defined = torch.ones(targets[0].numel(), dtype=torch.bool)
+    if need in ("varying targets", "varying"):
+        defined &= _varies(targets)
+    if need == "varying":
+        defined &= _varies(outputs)
+    return defined
+
+
+def _is_defined_for_labels(family: str, made: Any, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return whether the score is defined for each label ``[C]`` of a classification."""
+    counts = torch.bincount(targets, minlength=outputs.shape[-1])
+    ignored = getattr(made, "ignore_index", None)
+    if isinstance(ignored, int) and 0 <= ignored < len(counts):
+        counts[ignored] = 0
+    defined = counts > 0
+    if NEEDS.get(family) in ("both", "negatives"):
+        defined &= counts < counts.sum()
+    return defined.cpu()
 
 
 def _varies(values: Tensor) -> Tensor:
@@ -165,7 +190,9 @@ def _constant_mcc(confusion: Tensor) -> float | None:
     Without two classes in the targets it is undefined. Predictions of one class alone have 0, as in
     scikit-learn, where torchmetrics gives the limit of a sum that is not a correlation.
     """
-    together = confusion.sum(0) if confusion.dim() == 3 else confusion
+    together = confusion
+    if confusion.dim() == 3:
+        together = confusion.sum(0)
     if int((together.sum(1) > 0).sum()) < 2:
         return math.nan
     return 0.0 if int((together.sum(0) > 0).sum()) < 2 else None

@@ -1,4 +1,4 @@
-"""Losses: what each example adds to the mean that a batch trains on."""
+"""Losses of the examples of a batch, and the outputs of mixtures of models."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fedclade.tasks.model_mixture import ModelMixture
 # numbers.
 
 
-def mixed(kind: TaskKind, outputs: Tensor, weights: Tensor) -> Tensor:
-    """Return Σ_k π_k p_k for a mixture of K models, in the form of one model's outputs ``[m, ...]``.
+def mix_outputs(kind: TaskKind, outputs: Tensor, weights: Tensor) -> Tensor:
+    """Return Σ_k π_k p_k for a mixture of K models, as outputs ``[m, ...]`` of one model.
 
-    ``outputs`` ``[K, m, ...]`` are logits, whose probabilities are mixed and become logits again; those of a regression
-    are mixed as they are. ``weights`` are π of each example, ``[m, K]``.
+    ``outputs`` ``[K, m, ...]`` are logits, whose probabilities are mixed and become logits again;
+    those of a regression are mixed as they are. ``weights`` are π of each example, ``[m, K]``.
     """
     pi = weights.t().reshape(len(outputs), -1, *(1,) * (outputs.dim() - 2))
     return ModelMixture.combine(outputs, pi, kind)
@@ -31,15 +31,23 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the cross-entropy of logits in nats; of a text, the mean over the places that count, or 0 if none does."""
+    """Return the cross-entropy of logits in nats, ``[B]``.
+
+    For a text it is the mean over the places that count, or 0 if none does.
+    """
     if targets.dim() == 1:
         return functional.cross_entropy(outputs, targets, ignore_index=IGNORED, reduction="none")
-    nats = functional.cross_entropy(outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="none")
-    return nats.view(len(targets), -1).sum(1) / counted(targets).clamp(min=1)
+    nats = functional.cross_entropy(
+        outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="none"
+    )
+    return nats.view(len(targets), -1).sum(1) / count_targets(targets).clamp(min=1)
 
 
-def counted(targets: Tensor) -> Tensor:
-    """Return how many targets of each example count, int64 ``[B]``: places of a text; 1 of a label or of numbers."""
+def count_targets(targets: Tensor) -> Tensor:
+    """Return the number of targets of each example that count, int64 ``[B]``.
+
+    These are places of a text; a label or numbers count once.
+    """
     if targets.is_floating_point():
         return torch.ones(len(targets), dtype=torch.int64, device=targets.device)
     return (targets != IGNORED).view(len(targets), -1).sum(1)
@@ -49,7 +57,9 @@ def _mean(elementwise: Callable[..., Tensor], **options: float) -> Loss:
     """Return the loss that is the mean of another over an example's outputs."""
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        values = elementwise(outputs.reshape(targets.shape), targets.to(outputs), reduction="none", **options)
+        values = elementwise(
+            outputs.reshape(targets.shape), targets.to(outputs), reduction="none", **options
+        )
         return values.flatten(1).mean(1) if values.dim() > 1 else values
 
     return loss
@@ -66,7 +76,11 @@ LOSSES: Mapping[str, Loss] = {
     "smooth_l1": _mean(functional.smooth_l1_loss),
     "poisson_nll": _mean(functional.poisson_nll_loss),
 }
-"""Losses by name. ``bce`` takes logits and ``poisson_nll`` logarithms of rates; several outputs count as their mean."""
+"""Losses by name.
+
+``bce`` takes logits, and ``poisson_nll`` logarithms of rates; several outputs count as their
+mean.
+"""
 
 KINDS: Mapping[str, tuple[str, ...]] = {
     "cross_entropy": ("classification", "language"),
@@ -79,7 +93,10 @@ Shapes = Literal["targets", "columns", "model"]
 
 SHAPES: Mapping[Shapes, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
     "targets": lambda outputs, targets: (outputs.reshape(targets.shape), targets),
-    "columns": lambda outputs, targets: (outputs.reshape(len(targets), -1), targets.reshape(len(targets), -1)),
+    "columns": lambda outputs, targets: (
+        outputs.reshape(len(targets), -1),
+        targets.reshape(len(targets), -1),
+    ),
     "model": lambda outputs, targets: (outputs.reshape(len(targets), -1), targets),
 }
 """Shapes in which a loss of the user's own may take outputs and targets, the first that fits.

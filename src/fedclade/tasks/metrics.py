@@ -1,4 +1,4 @@
-"""Metrics: what clients are scored by, each from a client's own outputs, never averaged over batches."""
+"""Metrics of clients, each from a client's own outputs, never averaged over batches."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from torch import Tensor
 from fedclade.core import ArrayMapping, ConfigError, TaskKind, checked, shown, unknown
 from fedclade.tasks.client_scores import HIGHER_IS_BETTER, client_score, family_of
 
-# Scores of a run: what clients get, whether the clusters are the true ones, and what it took.
+# Scores of a run: those of its clients, and the agreement of its clusters with the true ones.
 
 QUANTILES = (5, 10, 25, 50, 75, 90)
 NUMBERS = ("mean", "std", "min", "max", *(f"p{q}" for q in QUANTILES), "worst10_mean")
 COUNTS = ("clients", "without_score")
 SPREAD = (*NUMBERS, *COUNTS)
-"""What :func:`spread` returns."""
+"""Names of the results of :func:`spread`."""
 
 
 def spread(values: Iterable[float | None], *, lower_is_better: bool = False) -> dict[str, Any]:
-    """Return how a score is spread over the clients that have one.
+    """Return the distribution of a score over the clients that have one.
 
     Parameters
     ----------
@@ -43,13 +43,16 @@ def spread(values: Iterable[float | None], *, lower_is_better: bool = False) -> 
         ``worst10_mean``, the mean of the worst tenth, rounded up to whole clients; each None if no
         client has a score. Then how many ``clients`` have one, and how many are ``without_score``.
     """
-    given = np.asarray([math.nan if value is None else value for value in values], dtype=np.float64)
+    # NumPy converts None to NaN.
+    given = np.asarray([*values], dtype=np.float64)
     ordered = np.sort(given[~np.isnan(given)])
     counts = {"clients": len(ordered), "without_score": len(given) - len(ordered)}
     if len(ordered) == 0:
         return {**dict.fromkeys(NUMBERS), **counts}
     tenth = math.ceil(len(ordered) / 10)
-    worst = ordered[-tenth:] if lower_is_better else ordered[:tenth]
+    worst = ordered[:tenth]
+    if lower_is_better:
+        worst = ordered[-tenth:]
     with np.errstate(invalid="ignore"):  # of scores that are infinite, as models have diverged
         numbers = [
             *(ordered.mean(), ordered.std(), ordered[0], ordered[-1]),
@@ -67,26 +70,36 @@ def mean_score(values: Iterable[float | None]) -> float | None:
 
 
 def perplexity(loss: float) -> float:
-    """Return the exponential of a cross-entropy in nats; of one that has exploded, the largest there is."""
+    """Return the exponential of a cross-entropy in nats, limited to finite numbers."""
     return math.exp(min(loss, 700.0))
 
 
-def cluster_scores(found: Mapping[int, int], truth: Mapping[int, int] | None) -> dict[str, float | None]:
-    """Return the adjusted Rand index and the normalised mutual information of found clusters against the true ones.
+def cluster_scores(
+    found: Mapping[int, int], truth: Mapping[int, int] | None
+) -> dict[str, float | None]:
+    """Return the adjusted Rand index and the normalized mutual information of clusters.
 
-    ``found`` and ``truth`` have the cluster of each client by id. Without a truth both scores are None.
+    ``found`` and ``truth`` have the cluster of each client by id. Without a truth both scores are
+    None.
     """
     if truth is None:
         return {"ari": None, "nmi": None}
-    true_labels = truth.of([*found]) if isinstance(truth, ArrayMapping) else [truth[client] for client in found]
-    labels = (np.array(each, dtype=np.int64).tobytes() for each in (true_labels, [*found.values()]))
-    ari, nmi = _agreement(*labels)
+    if isinstance(truth, ArrayMapping):
+        true_labels = truth.of([*found])
+    else:
+        true_labels = [truth[client] for client in found]
+    true_bytes = np.array(true_labels, dtype=np.int64).tobytes()
+    found_bytes = np.array([*found.values()], dtype=np.int64).tobytes()
+    ari, nmi = _compute_agreement(true_bytes, found_bytes)
     return {"ari": ari, "nmi": nmi}
 
 
 @lru_cache(maxsize=2)  # in most rounds clusters are those of the round before
-def _agreement(true_labels: bytes, found_labels: bytes) -> tuple[float, float]:
-    from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score  # slow to import: only where used
+def _compute_agreement(true_labels: bytes, found_labels: bytes) -> tuple[float, float]:
+    from sklearn.metrics import (
+        adjusted_rand_score,
+        normalized_mutual_info_score,
+    )  # slow to import: only where used
 
     labels = [np.frombuffer(each, dtype=np.int64) for each in (true_labels, found_labels)]
     return float(adjusted_rand_score(*labels)), float(normalized_mutual_info_score(*labels))
@@ -97,7 +110,10 @@ RIGHT = "assignment_accuracy"
 
 
 def gap_closed(accuracy: float, fedavg: float, oracle: float) -> float | None:
-    """Return (method − FedAvg) / (oracle − FedAvg): 0 is no better than one model for all, 1 as good as the oracle.
+    """Return the closed part of the gap between FedAvg and the oracle.
+
+    It is (method − FedAvg) / (oracle − FedAvg): 0 is no better than one model for all, 1 as good as
+    the oracle.
 
     None if the oracle is not better than FedAvg: then there is no gap to close.
     """
@@ -105,7 +121,10 @@ def gap_closed(accuracy: float, fedavg: float, oracle: float) -> float | None:
 
 
 def mean_and_interval(values: Sequence[float]) -> tuple[float, float | None]:
-    """Return the mean and the half width of its 95 % interval by Student's t; None for fewer than two values."""
+    """Return the mean and the half width of its 95 % interval by Student's t.
+
+    The half width is None for fewer than two values.
+    """
     mean = float(np.mean(values))
     if len(values) < 2:
         return mean, None
@@ -118,27 +137,30 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float, float | None]:
 @checked()
 @dataclass(frozen=True)
 class Metric:
-    """A number that says how well a model does on a client's examples.
+    """A score of a model on a client's examples.
 
-    Either a mean of ``terms`` over the targets that count, or of all outputs together (``whole``).
+    It is either a mean of ``terms`` over the targets that count, or is computed from all outputs
+    together (``whole``).
 
     Parameters
     ----------
     name
-        As in configs, and in the names of columns.
+        Name in configs and of columns.
     higher_is_better
-        Its direction.
+        Direction of the score.
     share
-        Whether it lies in [0, 1], and is written in per cent.
+        Whether the score is in [0, 1], and is written in per cent.
     predict
-        Of outputs ``[B, ...]``: what ``terms`` are computed from; None: the outputs themselves.
+        Function of outputs ``[B, ...]`` that returns the predictions for ``terms``; None: the
+        outputs themselves.
     terms
-        Of these and targets ``[B, ...]``: what each example adds, float64 ``[B]``; None: its loss.
+        Function of predictions and targets ``[B, ...]`` that returns the term of each example,
+        float64 ``[B]``; None: its loss.
     final
-        What the mean is turned into, such as a root.
+        Function of the mean, such as a root.
     whole
-        Of all outputs ``[n, ...]`` and targets ``[n, ...]`` of a client. NaN if it is undefined for
-        these targets: the client then has no score, and is left out of means.
+        Function of all outputs and targets ``[n, ...]`` of a client. NaN if the score is undefined
+        for these targets: the client then has no score, and is left out of means.
     """
 
     name: str
@@ -151,7 +173,7 @@ class Metric:
 
     @property
     def noted(self) -> dict[str, Any]:
-        """What files say of it."""
+        """Fields of the metric that files record."""
         return {"name": self.name, "higher_is_better": self.higher_is_better, "share": self.share}
 
     @property
@@ -159,19 +181,28 @@ class Metric:
         """Score of a model that gives NaN or infinite outputs."""
         if self.share:
             return 0.0 if self.higher_is_better else 1.0
-        bound = -math.inf if self.higher_is_better else math.inf
+        bound = math.inf
+        if self.higher_is_better:
+            bound = -math.inf
         return bound if self.final is None else self.final(bound)
 
     def reached(self, score: float, target: float) -> bool:
         """Whether a score is at least as good as a target."""
-        return score >= target if self.higher_is_better else score <= target
+        if self.higher_is_better:
+            return score >= target
+        return score <= target
 
 
-def noted_metrics(summary: Mapping[str, Any]) -> tuple[Metric, ...]:
-    """Return the metrics of a run by its summary, the one that counts first; earlier versions did not note them."""
+def read_metrics(summary: Mapping[str, Any]) -> tuple[Metric, ...]:
+    """Return the metrics of a run by its summary, the main metric first.
+
+    Runs of earlier versions have the metrics of their task.
+    """
     if "metrics" in summary:
         return tuple(Metric(**each) for each in summary["metrics"])
-    return tuple(OWN["language" if "perplexity" in summary else "classification"].values())
+    if "perplexity" in summary:
+        return tuple(OWN["language"].values())
+    return tuple(OWN["classification"].values())
 
 
 def is_share(name: str) -> bool:
@@ -191,9 +222,11 @@ def metric(name: object, kind: TaskKind, outputs: int) -> Metric:
     if isinstance(name, Metric):
         return name
     if not isinstance(name, str):
-        return _of_object(name, kind, outputs)
+        return _wrap_object(name, kind, outputs)
     check_metric(name, kind)
-    return OWN[kind][name] if name in OWN[kind] else _of_torchmetrics(name, kind, outputs)
+    if name in OWN[kind]:
+        return OWN[kind][name]
+    return _build_torchmetric(name, kind, outputs)
 
 
 def check_metric(name: str, kind: TaskKind | None) -> None:
@@ -201,11 +234,13 @@ def check_metric(name: str, kind: TaskKind | None) -> None:
     elsewhere = [each for each in OWN if name in OWN[each] or name in TORCHMETRICS[each]]
     if kind in elsewhere or (kind is None and elsewhere):
         return
-    known = dict.fromkeys(name for each in OWN if kind in (each, None) for name in (*OWN[each], *TORCHMETRICS[each]))
+    known = dict.fromkeys(
+        name for each in OWN if kind in (each, None) for name in (*OWN[each], *TORCHMETRICS[each])
+    )
     if elsewhere:
         raise ConfigError(
-            f"task.metrics: {name!r} does not fit a {kind} task, it is for {' and '.join(elsewhere)}; choose from "
-            f"{', '.join(sorted(known))}"
+            f"task.metrics: {name!r} does not fit a {kind} task, it is for "
+            f"{' and '.join(elsewhere)}; choose from {', '.join(sorted(known))}"
         )
     raise ConfigError(unknown("metric in [task]:", name, known))
 
@@ -220,11 +255,18 @@ def _right(labels: Tensor, targets: Tensor) -> Tensor:
 
 def _right_side(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the share of an example's labels on whose side of 0 the logits are."""
-    return ((outputs.view(targets.shape) > 0) == (targets > 0.5)).view(len(targets), -1).double().mean(1)
+    return (
+        ((outputs.view(targets.shape) > 0) == (targets > 0.5))
+        .view(len(targets), -1)
+        .double()
+        .mean(1)
+    )
 
 
 def _error(of: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda outputs, targets: of((outputs.view(targets.shape).double() - targets).view(len(targets), -1)).mean(1)
+    return lambda outputs, targets: of(
+        (outputs.view(targets.shape).double() - targets).view(len(targets), -1)
+    ).mean(1)
 
 
 OLD_METRIC = "accuracy"
@@ -234,7 +276,10 @@ _ACCURACY = Metric("accuracy", True, True, predict=_label, terms=_right)
 _SIDE = Metric("accuracy", True, True, terms=_right_side)
 OWN: Mapping[TaskKind, Mapping[str, Metric]] = {
     "classification": {"accuracy": _ACCURACY},
-    "language": {"perplexity": Metric("perplexity", False, final=perplexity), "accuracy": _ACCURACY},
+    "language": {
+        "perplexity": Metric("perplexity", False, final=perplexity),
+        "accuracy": _ACCURACY,
+    },
     "binary": {"accuracy": _SIDE},
     "multilabel": {"accuracy": _SIDE},
     "regression": {
@@ -243,7 +288,10 @@ OWN: Mapping[TaskKind, Mapping[str, Metric]] = {
         "rmse": Metric("rmse", False, terms=_error(torch.square), final=math.sqrt),
     },
 }
-"""Metrics that are means over targets, summed up for all clients at once; equal to those of torchmetrics."""
+"""Metrics that are means over targets, computed for all clients together.
+
+They are equal to those of torchmetrics.
+"""
 
 _OF_LABELS = {
     "auroc": "AUROC",
@@ -264,7 +312,11 @@ TORCHMETRICS: Mapping[TaskKind, Mapping[str, str]] = {
     "classification": {**_OF_LABELS, "balanced_accuracy": "Accuracy"},
     "language": {},
     "binary": _OF_LABELS,
-    "multilabel": {name: of for name, of in _OF_LABELS.items() if name not in ("cohen_kappa", "calibration_error")},
+    "multilabel": {
+        name: of
+        for name, of in _OF_LABELS.items()
+        if name not in ("cohen_kappa", "calibration_error")
+    },
     "regression": {
         "r2": "R2Score",
         "explained_variance": "ExplainedVariance",
@@ -274,28 +326,32 @@ TORCHMETRICS: Mapping[TaskKind, Mapping[str, str]] = {
         "spearman": "SpearmanCorrCoef",
     },
 }
-"""Names of metrics, and the classes of torchmetrics that they are; those of labels are means over the labels."""
+"""Classes of torchmetrics by the names of metrics; those of labels are means over labels."""
 
 
-def _of_torchmetrics(name: str, kind: TaskKind, outputs: int) -> Metric:
+def _build_torchmetric(name: str, kind: TaskKind, outputs: int) -> Metric:
     """Return a metric of torchmetrics by our name for it."""
     package = importlib.import_module("torchmetrics")  # slow to import: only where it is used
     options: dict[str, Any] = {}
-    if kind != "regression":
-        options = {"task": "multiclass" if kind == "classification" else kind}
-        options |= {"num_classes": outputs} if kind == "classification" else {}
-        options |= {"num_labels": outputs} if kind == "multilabel" else {}
-        plain = name in ("cohen_kappa", "mcc", "calibration_error")
-        options |= {} if kind == "binary" or plain else {"average": "macro"}
-    elif outputs > 1:
-        options = {"num_outputs": outputs} if name in ("pearson", "spearman") else {}
+    if kind == "classification":
+        options = {"task": "multiclass", "num_classes": outputs}
+    elif kind == "multilabel":
+        options = {"task": kind, "num_labels": outputs}
+    elif kind != "regression":
+        options = {"task": kind}
+    elif outputs > 1 and name in ("pearson", "spearman"):
+        options = {"num_outputs": outputs}
+    has_average = name not in ("cohen_kappa", "mcc", "calibration_error")
+    if kind in ("classification", "multilabel") and has_average:
+        options["average"] = "macro"
     made = getattr(package, TORCHMETRICS[kind][name])(**options)
-    higher = True if made.higher_is_better is None else made.higher_is_better
+    # Classes that do not state their direction are better if higher.
+    higher = made.higher_is_better is not False
     share = kind != "regression" and name not in _SIGNED
-    return Metric(name, higher, share, whole=_whole(made, kind))
+    return Metric(name, higher, share, whole=_score_clients(made, kind))
 
 
-def _of_object(made: Any, kind: TaskKind, outputs: int) -> Metric:
+def _wrap_object(made: Any, kind: TaskKind, outputs: int) -> Metric:
     """Return a metric around an object of torchmetrics, or one that works alike.
 
     Raises
@@ -308,15 +364,15 @@ def _of_object(made: Any, kind: TaskKind, outputs: int) -> Metric:
         higher = True
     if not hasattr(made, "update") or not hasattr(made, "compute") or not isinstance(higher, bool):
         raise ConfigError(
-            "task.metrics should be names, or torchmetrics objects whose higher_is_better is true or false, got "
-            f"{shown(made)}"
+            "task.metrics should be names, or torchmetrics objects whose higher_is_better is true "
+            f"or false, got {shown(made)}"
         )
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", getattr(made, "name", type(made).__name__)).lower()
     _check_object(made, name, kind, outputs)
-    return Metric(name, higher, whole=_whole(made, kind))
+    return Metric(name, higher, whole=_score_clients(made, kind))
 
 
-def _whole(made: Any, kind: TaskKind) -> Callable[[Tensor, Tensor], float]:
+def _score_clients(made: Any, kind: TaskKind) -> Callable[[Tensor, Tensor], float]:
     def whole(outputs: Tensor, targets: Tensor) -> float:
         return client_score(made, kind, outputs, targets)
 
@@ -336,16 +392,20 @@ def _check_object(made: Any, name: str, kind: TaskKind, outputs: int) -> None:
     if kind in ("classification", "language"):
         targets = labels % outputs
         if kind == "language":
-            given, targets = given[:, None], targets[:, None]
+            given = given[:, None]
+            targets = targets[:, None]
     elif kind == "multilabel":
         targets = ((labels[:, None] + torch.arange(outputs)) % 2).float()
     elif kind == "binary":
         targets = (labels % 2).float()
     else:
-        targets = numbers.flip(0) if outputs > 1 else numbers.flip(0)[:, 0]
+        targets = numbers.flip(0)
+        if outputs == 1:
+            targets = targets[:, 0]
     try:
         client_score(made, kind, given, targets)
     except Exception as error:  # whatever an object of the user's raises
         raise ConfigError(
-            f"task.metrics: {name} cannot score a {kind} task with {outputs} outputs: {type(error).__name__}: {error}"
+            f"task.metrics: {name} cannot score a {kind} task with {outputs} outputs: "
+            f"{type(error).__name__}: {error}"
         ) from error

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 
 class ModelMixture(nn.Module):
-    """Several copies of a model that predict together: the weighted mean of their probabilities, or of their numbers.
+    """Copies of a model that predict together, by the weighted mean of their predictions.
 
     Parameters
     ----------
@@ -19,9 +19,9 @@ class ModelMixture(nn.Module):
     count
         The number of models.
     task
-        ``classification`` or ``language``: outputs are logits of labels, whose probabilities are averaged, and come out
-        as log-probabilities. ``binary`` or ``multilabel``: the same of one logit for each label. ``regression``:
-        outputs are averaged as they are.
+        ``classification`` or ``language``: outputs are logits of labels, whose probabilities are
+        averaged, and come out as log-probabilities. ``binary`` or ``multilabel``: the same of one
+        logit for each label. ``regression``: outputs are averaged as they are.
     """
 
     weights: Tensor
@@ -39,7 +39,7 @@ class ModelMixture(nn.Module):
 
     @staticmethod
     def combine(outputs: Tensor, weights: Tensor, task: str) -> Tensor:
-        """Return the outputs ``[...]`` of a mixture, given those of its models and their weights ``[K, ...]``."""
+        """Return the outputs ``[...]`` of a mixture, given outputs and weights ``[K, ...]``."""
         weights = weights.to(outputs)
         if task == "regression":
             return (weights * outputs).sum(0)

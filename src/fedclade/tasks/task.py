@@ -1,4 +1,4 @@
-"""A task: what a model is for. The loss that it trains on, and the metrics that it is scored by."""
+"""Tasks: the loss that a model trains on, and the metrics that it is scored by."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedclade.core import (
     unknown,
 )
 from fedclade.tasks.arguments import LossOver, check_arguments
-from fedclade.tasks.losses import KINDS, LOSSES, SHAPES, Loss, Shapes, counted, cross_entropy
+from fedclade.tasks.losses import KINDS, LOSSES, SHAPES, Loss, Shapes, count_targets, cross_entropy
 from fedclade.tasks.metrics import Metric, check_metric, metric
 
 Weights = Literal["balanced"] | Sequence[float]
@@ -34,33 +34,38 @@ Weights = Literal["balanced"] | Sequence[float]
 
 @dataclass(frozen=True)
 class Task:
-    """What a model is for.
+    """A task: targets, loss and metrics of a model.
 
     Parameters
     ----------
     kind
-        What targets are: ``classification`` (a label), ``binary`` (0 or 1), ``multilabel`` (several of these),
-        ``regression`` (numbers) or ``language`` (the next token at each place). None: what the data says.
+        Kind of the targets: ``classification`` (a label), ``binary`` (0 or 1), ``multilabel``
+        (several of these), ``regression`` (numbers) or ``language`` (the next token at each place).
+        None: the kind of the data.
     loss
-        A name of :data:`~fedclade.tasks.LOSSES`, ``module:function``, or a function of outputs ``[B, ...]`` and targets
-        ``[B, ...]`` that returns the loss of each example, ``[B]``. None: the kind's own. Where targets are numbers,
-        or 0 and 1, your own loss gets the outputs in the shape of the targets.
+        A name of :data:`~fedclade.tasks.LOSSES`, ``module:function``, or a function of outputs
+        ``[B, ...]`` and targets ``[B, ...]`` that returns the loss of each example, ``[B]``. None:
+        the kind's own. Where targets are numbers, or 0 and 1, your own loss gets the outputs in the
+        shape of the targets.
     loss_over
-        ``"batch"`` declares a loss of your own in which the examples of a batch depend on each other, such as a
-        ranking loss or Cox's partial likelihood; it returns one number for a batch, or numbers whose mean counts. Any
-        other loss is tried before round 1, and refused if an example's loss changes with its batch.
+        ``"batch"`` declares a loss of your own in which the examples of a batch depend on each
+        other, such as a ranking loss or Cox's partial likelihood; it returns one number for a
+        batch, or numbers whose mean counts. Any other loss is tried before round 1, and refused if
+        an example's loss changes with its batch.
     metrics
-        Names, or objects of torchmetrics. The first counts: in targets, validation, tables. Empty: the kind's own.
+        Names, or objects of torchmetrics. The first counts: in targets, validation, tables. Empty:
+        the kind's own.
     class_weights
-        One for each label of a classification, by which its examples' losses are multiplied, or of a binary task for 0
-        and 1; ``balanced``: by how rare labels are among all clients' training examples, so that they weigh 1 in the
-        mean, and labels of none as the rarest. None: all weigh 1.
+        One for each label of a classification, by which its examples' losses are multiplied, or of
+        a binary task for 0 and 1; ``balanced``: by how rare labels are among all clients' training
+        examples, so that they weigh 1 in the mean, and labels of none as the rarest. None: all
+        weigh 1.
 
     Raises
     ------
     ConfigError
-        If an argument is not of these types; if a name is unknown, or does not fit the kind, once the task meets its
-        data.
+        If an argument is not of these types; if a name is unknown, or does not fit the kind, once
+        the task meets its data.
 
     Examples
     --------
@@ -86,8 +91,8 @@ class Task:
         spec
             What the examples look like.
         label_counts
-            How many training examples all clients have of each label, ``[outputs]``, or of 0 and 1; without them a
-            task of balanced weights has no losses.
+            How many training examples all clients have of each label, ``[outputs]``, or of 0 and 1;
+            without them a task of balanced weights has no losses.
 
         Raises
         ------
@@ -97,44 +102,60 @@ class Task:
         kind = self.kind or spec.task
         if kind != spec.task:
             raise ConfigError(
-                f"task = {kind!r} does not fit the data ({spec.data}), whose targets are of kind {spec.task!r}"
+                f"task = {kind!r} does not fit the data ({spec.data}), whose targets are of kind "
+                f"{spec.task!r}"
             )
-        loss = _loss(self.loss or LOSS_OF[kind], kind)
-        metrics = tuple(metric(each, kind, spec.outputs) for each in self.metrics or METRICS_OF[kind])
+        loss = _resolve_loss(self.loss or LOSS_OF[kind], kind)
+        metrics = tuple(
+            metric(each, kind, spec.outputs) for each in self.metrics or METRICS_OF[kind]
+        )
         names = [each.name for each in metrics]
         require(("task.metrics", names, len(set(names)) == len(names), "different metrics"))
-        weights, balanced = _weights(self.class_weights, spec, label_counts), isinstance(self.class_weights, str)
-        fitted = FittedTask(kind, loss, metrics, weights, balanced, over_batch=self.loss_over == "batch")
+        fitted = FittedTask(
+            kind,
+            loss,
+            metrics,
+            weights=_resolve_weights(self.class_weights, spec, label_counts),
+            balanced=isinstance(self.class_weights, str),
+            over_batch=self.loss_over == "batch",
+        )
         _check_loss_over(fitted)
         return fitted
 
     def as_noted(self, summary: Mapping[str, Any]) -> Task:
-        """Return the task with the weights that a run noted in its summary, if they are balanced: not by other clients.
+        """Return the task with the balanced weights that a run recorded in its summary.
 
         Raises
         ------
         RunError
-            If it noted none.
+            If the run recorded none.
         """
         if not isinstance(self.class_weights, str):
             return self
         if "class_weights" not in summary:
             raise RunError(
-                "this run was written before balanced weights were kept, and its clients' labels are not known here; "
-                "give fedclade.assign a task=... whose class_weights are numbers, or run its config.toml again"
+                "this run was written before balanced weights were kept, and its clients' labels "
+                "are not known here; give fedclade.assign a task=... whose class_weights are "
+                "numbers, or run its config.toml again"
             )
         return replace(self, class_weights=summary["class_weights"])
 
     @property
     def described(self) -> dict[str, Any]:
-        """The task as a config has it; functions and objects by their names."""
+        """The task as in a config; functions and objects by their names."""
         loss = self.loss if isinstance(self.loss, str | None) else _name(self.loss)
-        metrics = [
-            each if isinstance(each, str) else str(getattr(each, "name", type(each).__name__)) for each in self.metrics
-        ]
-        weights = self.class_weights if isinstance(self.class_weights, str | None) else [*self.class_weights]
-        found = {"name": self.name or self.kind, "loss": loss, "metrics": metrics, "class_weights": weights}
-        return found if self.loss_over == "example" else {**found, "loss_over": self.loss_over}
+        weights = self.class_weights
+        if not isinstance(weights, str | None):
+            weights = [*weights]
+        values: dict[str, Any] = {
+            "name": self.name or self.kind,
+            "loss": loss,
+            "metrics": [_name_metric(metric) for metric in self.metrics],
+            "class_weights": weights,
+        }
+        if self.loss_over != "example":
+            values["loss_over"] = self.loss_over
+        return values
 
 
 LOSS_OF: Mapping[TaskKind, str] = {
@@ -165,7 +186,7 @@ SUMMARIES: Mapping[str, str] = {
     "regression": "one number or several: squared error",
     "language": "the next token at each place: cross-entropy",
 }
-"""A line about each of them for people."""
+"""Descriptions of tasks, for people."""
 
 
 @checked()
@@ -181,32 +202,25 @@ def build_task(
     Parameters
     ----------
     name
-        One of :data:`TASKS`, that of an installed package, or ``module:factory`` of a :class:`Task` or of a function
-        that returns one; a task itself stays; None: the data's own.
+        One of :data:`TASKS`, that of an installed package, or ``module:factory`` of a :class:`Task`
+        or of a function that returns one; a task itself stays; None: the data's own.
     loss, metrics, class_weights, loss_over
         In place of the task's own; see :class:`Task`.
 
     Raises
     ------
     ConfigError
-        If the name is unknown or what it names is no task, and if a loss, a metric or weights cannot be right, as far
-        as that is known without data: a line for each.
+        If the name is unknown or what it names is no task, and if a loss, a metric or weights
+        cannot be right, as far as that is known without data: a line for each.
     """
-    task = named("tasks", name, TASKS, "task:") if isinstance(name, str) else name or Task()
-    if not isinstance(task, Task) and callable(task):
-        task = call_own(f"task {shown(name)}", task)
-    if not isinstance(task, Task):
-        raise ConfigError(
-            f"task {shown(name)} should be a fedclade.Task, or a function that returns one, got {shown(task)}"
-        )
+    task = _find_task(name)
     weights = task.class_weights if class_weights is None else class_weights
+    checks = [partial(check_metric, metric, task.kind) for metric in metrics]
+    if isinstance(loss, str):
+        checks.insert(0, partial(_check_loss, loss, task.kind))
+    checks.append(partial(_check_weights, weights))
     problems: list[str] = []
-    checks = [partial(_check_loss, loss, task.kind)] if isinstance(loss, str) else []
-    for check in (
-        *checks,
-        *(partial(check_metric, name, task.kind) for name in metrics),
-        partial(_check_weights, weights),
-    ):
+    for check in checks:
         try:
             check()
         except ConfigError as error:
@@ -219,7 +233,24 @@ def build_task(
         "class_weights": weights,
         "loss_over": loss_over or task.loss_over,
     }
-    return replace(task, **given, name=name if isinstance(name, str) else task.name)
+    if isinstance(name, str):
+        given["name"] = name
+    return replace(task, **given)
+
+
+def _find_task(name: str | Task | None) -> Task:
+    """Return a task by its name; a task itself stays, and None stands for that of the data."""
+    task: Any = name or Task()
+    if isinstance(name, str):
+        task = named("tasks", name, TASKS, "task:")
+    if not isinstance(task, Task) and callable(task):
+        task = call_own(f"task {shown(name)}", task)
+    if not isinstance(task, Task):
+        raise ConfigError(
+            f"task {shown(name)} should be a fedclade.Task, or a function that returns one, got "
+            f"{shown(task)}"
+        )
+    return task
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,17 +261,25 @@ class FittedTask:
     loss: Loss = cross_entropy
     metrics: tuple[Metric, ...] = (metric("accuracy", "classification", 0),)
     weights: Tensor | None = None  # of labels, [outputs], or of 0 and 1
-    balanced: bool = False  # whether the weights are those of the labels' counts; None until these are known
+    balanced: bool = (
+        False  # whether the weights are those of the labels' counts; None until these are known
+    )
     over_batch: bool = False  # whether the loss is one number of a whole batch
     shapes: Shapes = "targets"  # in which a loss of the user's own takes outputs and targets
 
     @cached_property
     def described(self) -> str:
-        """What clients and server must have in common: the kind, the loss, the metrics, the weights."""
-        loss = self.loss_name + (" over the batch" if self.over_batch else "")
-        weights = [] if self.weights is None else [f"{weight:g}" for weight in self.weights.tolist()]
-        weighted = f" weighted by {'rarity' if self.balanced else ', '.join(weights)}" if self.is_weighted else ""
-        return f"{self.kind}: {loss}{weighted}; {', '.join(metric.name for metric in self.metrics)}"
+        """Kind, loss, metrics and weights, which clients and server must have in common."""
+        parts = [self.loss_name]
+        if self.over_batch:
+            parts.append("over the batch")
+        if self.balanced:
+            parts.append("weighted by rarity")
+        elif self.weights is not None:
+            weights = [f"{weight:g}" for weight in self.weights.tolist()]
+            parts.append(f"weighted by {', '.join(weights)}")
+        metrics = ", ".join(metric.name for metric in self.metrics)
+        return f"{self.kind}: {' '.join(parts)}; {metrics}"
 
     @cached_property
     def loss_name(self) -> str:
@@ -254,7 +293,7 @@ class FittedTask:
 
     @property
     def has_nonnegative_loss(self) -> bool:
-        """Whether no example has a loss below 0: with all losses by name but that of a Poisson regression."""
+        """Whether no loss is below 0: for all named losses but that of a Poisson regression."""
         return not self.has_own_loss and self.loss is not LOSSES["poisson_nll"]
 
     @property
@@ -280,23 +319,26 @@ class FittedTask:
         if losses.shape != (len(targets),):
             raise ConfigError(
                 f"the loss should give one number for each of {len(targets)} examples, got shape "
-                f"{tuple(losses.shape)}; declare Task(loss_over='batch') if it is one number of a whole batch"
+                f"{tuple(losses.shape)}; declare Task(loss_over='batch') if it is one number of a "
+                "whole batch"
             )
         if not self.is_weighted:
             return losses
         if self.weights is None:
             raise ConfigError(
-                "task.class_weights = 'balanced' needs to know how many examples there are of each label, and nobody "
-                "has counted them; give Task.of the counts, or a list of numbers as class_weights"
+                "task.class_weights = 'balanced' needs to know how many examples there are of "
+                "each label, and nobody has counted them; give Task.of the counts, or a list of "
+                "numbers as class_weights"
             )
         return losses * self.weights.to(losses)[targets.long().clamp(min=0)]
 
     def check_losses_of_examples(self) -> None:
-        """Check that each example has a loss by itself; a ConfigError if the loss is one over the batch."""
+        """Check that each example has a loss of its own; a ConfigError for a loss of a batch."""
         if self.over_batch:
             raise ConfigError(
-                f"task.loss_over = 'batch': {self.loss_name} has no loss of each example by itself, which this method "
-                "needs, as it weighs or compares examples; choose another method, or a loss of each example"
+                f"task.loss_over = 'batch': {self.loss_name} has no loss of each example by "
+                "itself, which this method needs, as it weighs or compares examples; choose "
+                "another method, or a loss of each example"
             )
 
     def batch_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -310,13 +352,13 @@ class FittedTask:
         values = self._values(outputs, targets)
         if values.shape not in ((), (1,), (len(targets),)):
             raise ConfigError(
-                f"task.loss_over = 'batch': {self.loss_name} should give one number for a batch, or one for each of "
-                f"{len(targets)} examples, got shape {tuple(values.shape)}"
+                f"task.loss_over = 'batch': {self.loss_name} should give one number for a batch, "
+                f"or one for each of {len(targets)} examples, got shape {tuple(values.shape)}"
             )
         return values.mean()
 
     def _values(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return what the loss gives, for outputs and targets in the shapes that it takes."""
+        """Return the value of the loss, for outputs and targets in the shapes that it takes."""
         if self.has_own_loss:
             # A user's own loss may work in place, and targets may be a view of the clients' data.
             targets = targets.clone()
@@ -327,16 +369,21 @@ class FittedTask:
     def mean_loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the mean over the targets of a batch that count, which is what it trains on.
 
-        With ``weights [B]`` of examples, each loss counts so many times; it is divided by no other number.
+        With ``weights [B]`` of examples, each loss counts so many times; it is divided by no other
+        number.
         """
         if self.over_batch and weights is None:
             return self.batch_loss(outputs, targets)
         if weights is not None:
-            counts = counted(targets)
-            return (self.losses(outputs, targets) * counts * weights.to(outputs)).sum() / counts.sum()
+            counts = count_targets(targets)
+            return (
+                self.losses(outputs, targets) * counts * weights.to(outputs)
+            ).sum() / counts.sum()
         if self.is_plain:
-            return functional.cross_entropy(outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
-        return self.total_loss(outputs, targets) / counted(targets).sum()
+            return functional.cross_entropy(
+                outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORED
+            )
+        return self.total_loss(outputs, targets) / count_targets(targets).sum()
 
     def total_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the sum over the targets of a batch that count."""
@@ -344,8 +391,8 @@ class FittedTask:
             flat = outputs.flatten(0, -2), targets.flatten()
             return functional.cross_entropy(*flat, ignore_index=IGNORED, reduction="sum")
         if self.over_batch:
-            return self.batch_loss(outputs, targets) * counted(targets).sum()
-        return (self.losses(outputs, targets) * counted(targets)).sum()
+            return self.batch_loss(outputs, targets) * count_targets(targets).sum()
+        return (self.losses(outputs, targets) * count_targets(targets)).sum()
 
 
 def _check_loss_over(task: FittedTask) -> None:
@@ -354,27 +401,37 @@ def _check_loss_over(task: FittedTask) -> None:
         return
     if not task.has_own_loss:
         raise ConfigError(
-            f"task.loss_over = 'batch' is for a loss of your own, and {task.loss_name} is one of each example; leave "
-            "loss_over out"
+            f"task.loss_over = 'batch' is for a loss of your own, and {task.loss_name} is one of "
+            "each example; leave loss_over out"
         )
     if task.is_weighted:
         raise ConfigError(
-            f"task.loss_over = 'batch': task.class_weights multiply the loss of each example, and {task.loss_name} is "
-            "one of a whole batch; leave class_weights out"
+            "task.loss_over = 'batch': task.class_weights multiply the loss of each example, and "
+            f"{task.loss_name} is one of a whole batch; leave class_weights out"
         )
     if means := [each.name for each in task.metrics if each.terms is None and each.whole is None]:
         raise ConfigError(
-            f"task.loss_over = 'batch': {means[0]} is a mean of the loss of each target, and {task.loss_name} is one "
-            "of a whole batch; choose other task.metrics"
+            f"task.loss_over = 'batch': {means[0]} is a mean of the loss of each target, and "
+            f"{task.loss_name} is one of a whole batch; choose other task.metrics"
         )
 
 
+def _name_metric(metric: Any) -> str:
+    """Return the name of a metric, which is a name or an object."""
+    if isinstance(metric, str):
+        return metric
+    return str(getattr(metric, "name", type(metric).__name__))
+
+
 def _name(loss: Loss) -> str:
-    of = loss if hasattr(loss, "__qualname__") else type(loss)
-    return f"{of.__module__}:{of.__qualname__}"
+    """Return the name of a function, or of the class of an object."""
+    named_object = loss
+    if not hasattr(loss, "__qualname__"):
+        named_object = type(loss)
+    return f"{named_object.__module__}:{named_object.__qualname__}"
 
 
-def _loss(loss: str | Loss, kind: TaskKind) -> Loss:
+def _resolve_loss(loss: str | Loss, kind: TaskKind) -> Loss:
     if not isinstance(loss, str):
         return loss
     _check_loss(loss, kind)
@@ -383,38 +440,62 @@ def _loss(loss: str | Loss, kind: TaskKind) -> Loss:
     found: Any = imported(loss, "loss")
     if callable(found):
         return cast("Loss", found)
-    raise ConfigError(f"task.loss = {loss!r} should name a function of outputs and targets, got {shown(found)}")
+    raise ConfigError(
+        f"task.loss = {loss!r} should name a function of outputs and targets, got {shown(found)}"
+    )
 
 
 def _check_loss(loss: str, kind: TaskKind | None) -> None:
-    """Check that the name of a loss is known, and fits a kind if there is one; others are references."""
+    """Check that the name of a loss is known, and fits a kind if there is one."""
     if loss in LOSSES and kind is not None and kind not in KINDS[loss]:
         fits = [name for name, kinds in KINDS.items() if kind in kinds]
-        raise ConfigError(f"task.loss = {loss!r} does not fit a {kind} task; choose from {', '.join(fits)}")
+        raise ConfigError(
+            f"task.loss = {loss!r} does not fit a {kind} task; choose from {', '.join(fits)}"
+        )
     if loss not in LOSSES and ":" not in loss:
-        raise ConfigError(unknown("loss in [task]:", loss, LOSSES) + "; your own is given as 'module:function'")
+        raise ConfigError(
+            unknown("loss in [task]:", loss, LOSSES) + "; your own is given as 'module:function'"
+        )
 
 
 def _check_weights(weights: str | Sequence[float] | None) -> None:
     if isinstance(weights, str) and weights != "balanced":
-        raise ConfigError(f"task.class_weights should be 'balanced' or a list of numbers, got {weights!r}")
+        raise ConfigError(
+            f"task.class_weights should be 'balanced' or a list of numbers, got {weights!r}"
+        )
     if not isinstance(weights, str | None):
         right = all(weight >= 0 for weight in weights)
-        require(("task.class_weights", [*weights], right, "numbers of at least 0, one for each label"))
+        require(
+            ("task.class_weights", [*weights], right, "numbers of at least 0, one for each label")
+        )
 
 
-def _weights(weights: Weights | None, spec: DataSpec, counts: Tensor | None) -> Tensor | None:
+def _resolve_weights(
+    weights: Weights | None, spec: DataSpec, counts: Tensor | None
+) -> Tensor | None:
     if weights is None:
         return None
     if (labels := spec.labels) is None:
-        raise ConfigError(f"task.class_weights are for classification and binary tasks, not for {spec.task}")
+        raise ConfigError(
+            f"task.class_weights are for classification and binary tasks, not for {spec.task}"
+        )
     if not isinstance(weights, str):
         right = len(weights) == labels and all(weight >= 0 for weight in weights)
-        require(("task.class_weights", [*weights], right, f"{labels} numbers of at least 0, one for each label"))
+        require(
+            (
+                "task.class_weights",
+                [*weights],
+                right,
+                f"{labels} numbers of at least 0, one for each label",
+            )
+        )
         return torch.tensor([*weights], dtype=torch.float32)
     if counts is None:
         return None
-    seen = counts > 0
-    balanced = counts.sum() / (int(seen.sum()) * counts.clamp(min=1))
-    rarest = balanced[seen].max() if seen.any() else torch.tensor(0.0)  # for labels that nobody has counted
-    return torch.where(seen, balanced, rarest).float()
+    is_present = counts > 0
+    balanced = counts.sum() / (int(is_present.sum()) * counts.clamp(min=1))
+    # Labels without examples weigh as much as the rarest label.
+    rarest = torch.tensor(0.0)
+    if is_present.any():
+        rarest = balanced[is_present].max()
+    return torch.where(is_present, balanced, rarest).float()

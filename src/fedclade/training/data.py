@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.core import Indices, ModelError, Positions, Round, Split
-from fedclade.data import Augment, ClientTable, Federation, SplitRows, mapped
+from fedclade.data import Augment, ClientTable, Federation, SplitRows, map_labels
 
 # The inputs of a split where clients train and evaluate: which there are, and which of them each
 # client holds.
@@ -172,7 +172,7 @@ class SideBySide(SplitInputs):
         start, count = int(self.starts[place]), int(self.sizes[place])
         seen = self._pool.y[start : start + count]
         view = -1 if self._whole.view is None else int(self._whole.view[place])
-        return seen if view < 0 else mapped(seen, self._whole.label_maps[view])
+        return seen if view < 0 else map_labels(seen, self._whole.label_maps[view])
 
     def at(self, numbers: Indices) -> Indices:
         """Return the places that stand there: themselves."""

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedclade.core import IGNORED, DataError, Evaluation, EvaluationQuery, Indices, Layout, Split, restore_buffer
 from fedclade.data import ClientTable, Federation
-from fedclade.tasks import FittedTask, Metric, counted, mixed
+from fedclade.tasks import FittedTask, Metric, count_targets, mix_outputs
 from fedclade.training.data import ClientsData, SplitInputs
 from fedclade.training.jobs import full
 from fedclade.training.threads import WORTH_SHARING, using_threads
@@ -235,7 +235,7 @@ def score(task: FittedTask, outputs: Tensor, at: Tensor, seen: Tensor) -> Tensor
     and how many of its targets count, float64 ``[M + 2, m]``.
     """
     at, seen = at.to(outputs.device), seen.to(outputs.device)
-    counts, outputs = counted(seen).double(), like_targets(task, outputs, seen)
+    counts, outputs = count_targets(seen).double(), like_targets(task, outputs, seen)
     if task.is_plain:
         losses = _nats(outputs, at, seen)
     elif task.over_batch:  # of a client's examples together, see Whole
@@ -324,7 +324,7 @@ class Evaluator:
         scores = np.empty((len(self._task.metrics) + 2, len(ids)))
         for places, outputs, seen, counts in self.outputs(ids, models, split):
             query, everything = np.arange(len(places)).repeat(counts), torch.arange(len(seen))
-            predicted = mixed(self._task.kind, outputs, weights[places][query].to(outputs.device))
+            predicted = mix_outputs(self._task.kind, outputs, weights[places][query].to(outputs.device))
             passed = [(everything.numpy(), predicted, everything, seen)]
             scores[:, places] = self._tallied(query, [ids[place] for place in places], passed)
         return self._evaluation(ids, scores)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.core import Layout, LocalTraining, ModelError, rng
-from fedclade.tasks import FittedTask, counted
+from fedclade.tasks import FittedTask, count_targets
 from fedclade.training.jobs import Job, Places, PrivateSteps, Workload, batches, full, precision, refuse_rules
 from fedclade.training.local_rules import train_by_rule
 from fedclade.training.optimizer import LocalOptimizer, get_state
@@ -216,7 +216,7 @@ def gradient(
     module.zero_grad(set_to_none=True)
     inputs, targets = examples
     total = 0.0
-    of_all = int(counted(targets).sum())
+    of_all = int(count_targets(targets).sum())
     with torch.backends.cudnn.flags(enabled=False):  # cuDNN's LSTM has no backward pass in evaluation mode
         for x, y in zip(inputs.split(chunk), targets.split(chunk), strict=True):
             loss = task.total_loss(full(module(x)), y) / of_all

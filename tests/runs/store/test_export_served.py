@@ -27,7 +27,7 @@ from fedclade import (
     simulate,
 )
 from fedclade.algorithms import ALGORITHMS, build_algorithm
-from fedclade.tasks import mixed
+from fedclade.tasks import mix_outputs
 from tests.tiny import FEATURES, LABELS, federation_of, perceptron, task_federation
 
 TRUTH = [0, 1, 2, 3] * 2
@@ -188,7 +188,7 @@ def test_the_module_predicts_what_evaluations_mix(task):
     mixture.load_state_dict({**state, "weights": weights})
     x = torch.randn(7, FEATURES)
     with torch.no_grad():
-        expected = mixed(task, torch.stack([model(x) for model in models]), weights.expand(7, 3))
+        expected = mix_outputs(task, torch.stack([model(x) for model in models]), weights.expand(7, 3))
         torch.testing.assert_close(mixture(x), expected, rtol=0, atol=0)
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedclade.core import Event, import_extra, shown
-from fedclade.tasks import noted_metrics
+from fedclade.tasks import read_metrics
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -260,7 +260,7 @@ def read_json(path: Path, shape: Any) -> Any:
 def read_summary(path: Path) -> Row:
     """Read a summary; raises what :func:`read_json` raises."""
     summary = read_json(path, SUMMARY)
-    check_shape(summary, {metric.name: _SCORES for metric in noted_metrics(summary)}, path.name)
+    check_shape(summary, {metric.name: _SCORES for metric in read_metrics(summary)}, path.name)
     return summary
 
 

@@ -17,7 +17,7 @@ from fedclade.runs.small_clusters import is_withheld
 from fedclade.runs.store.run import Row, Run
 from fedclade.runs.store.served_models import ClientMixture, client_mixture, served_node, serves_mixtures
 from fedclade.runs.store.staging import Writer, write_together
-from fedclade.tasks import ModelMixture, noted_metrics, spread
+from fedclade.tasks import ModelMixture, read_metrics, spread
 
 # What an exported model is: where it stands in the tree, what trained it, how it did, how to load
 # it.
@@ -43,7 +43,7 @@ def model_card(
     """
     last = {row["client"]: row for row in run.client_rows}
     sizes = [last[member]["n_train"] for member in node.members if member in last]
-    path, metric = run.tree.above(node.id), noted_metrics(run.summary)[0]
+    path, metric = run.tree.above(node.id), read_metrics(run.summary)[0]
     tensors = [(s.name, s.shape, s.dtype) for s in (*layout.parameters, *layout.buffers)]
     tensors += [(name, p.shape, p.dtype) for name, p in layout.frozen.items()]
     if mixture is not None:

@@ -57,7 +57,7 @@ from fedclade.runs.store.tree_files import (
     write_similarities,
     write_tree,
 )
-from fedclade.tasks import noted_metrics
+from fedclade.tasks import read_metrics
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -300,7 +300,7 @@ class Run(Displayed):
         (folder / _SUMMARY).write_text(json.dumps(self.summary, indent=2) + "\n")
         (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in self.events))
         for name, rows in zip(TABLES, (self.metric_rows, self.cluster_rows, self.client_rows), strict=True):
-            scores = [each.name for each in noted_metrics(self.summary)] if name == "clients" else ()
+            scores = [each.name for each in read_metrics(self.summary)] if name == "clients" else ()
             write_rows(folder / f"{name}.parquet", rows, scores)
         write_tree(self.tree, folder / "tree", self.layout, is_private(self.config))
         write_kept(folder / KEPT, self.kept, is_private(self.config))

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedclade.core import IGNORED
-from fedclade.tasks import FittedTask, counted
+from fedclade.tasks import FittedTask, count_targets
 from fedclade.training.stacking.batches import Plan, Step
 
 log_softmax_backward: Any = torch._log_softmax_backward_data  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
@@ -69,7 +69,7 @@ class Losses:
     ) -> tuple[Tensor, Tensor]:
         """Return the same for any loss, by autograd."""
         outputs = outputs.detach().requires_grad_()
-        counts = counted(targets).view(step.clients, -1)
+        counts = count_targets(targets).view(step.clients, -1)
         if step.own is not None:
             counts = counts * (torch.arange(step.width) < step.own.unsqueeze(1)).to(counts.device)
         weights = counts / counts.sum(1, keepdim=True)
