@@ -385,8 +385,9 @@ class TimeStep:
         for stage in sorted(set(self.stages)):
             steps = [step for step, stage_of_step in enumerate(self.stages) if stage_of_step == stage]
             of_stage = self.assigned[steps]
-            have_data = np.isin(of_stage, nodes).any(axis=0)
-            ids = [client for client, has in zip(self.ids, have_data, strict=True) if has and client in available]
+            columns = np.flatnonzero(np.isin(of_stage, nodes).sum(axis=0))
+            owners = [self.ids[column] for column in columns.tolist()]
+            ids = [client for client in owners if client in available]
             data_round = 0 if stage == self.stages[-1] else self.begun[steps[0]]
             accuracies, examples = query_accuracies(self.tree, nodes, ids, self.clients, data_round)
             for client, row in accuracies.items():

@@ -283,7 +283,9 @@ def _merge_leaves(
         if not gains_enough or merged.intersection(pairs[place]):
             continue
         merged.update(pairs[place])
-        tree = tree.reassigned(dict.fromkeys(tree.nodes[second].members, first))
+        moved = tree.nodes[second].members
+        new_leaves = [first] * len(moved)
+        tree = tree.reassigned(dict(zip(moved, new_leaves, strict=True)))
         tree = tree.with_model(first, models[place])
     return tree
 

@@ -465,9 +465,10 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         tests = CohortTests(state.splits, self.sample, self.level, self.check_every)
         before = state.tree
         tree, trained, events = run_cohort_round(before, state.early, cohort, tests, clients, this_round)
+        had_clusters = len(before.nodes) > 1
         if len(tree.nodes) == 1:
             state = replace(state, early=tuple(sorted({*state.early, *cohort})))
-        elif self.fallback and len(before.nodes) > 1:
+        elif self.fallback and had_clusters:
             tree = tree.continued(train_beside(before, cohort, clients, this_round))
         elif self.fallback and trained[0].step is not None:
             # In the round of its split the root has already been trained.
