@@ -12,10 +12,10 @@ rounds, so that methods can be compared. With ``stop_when_stationary`` it ends i
 which every cluster is done. With ``stop_done_clusters`` a cluster that is done trains no more
 (Algorithm 3, line 10), and the run ends when all clusters are done.
 
-**Models after a split.** A cluster's children start from θ + Δθ_c, the model that the cluster's last
-round led to (Algorithm 2, line 7, then Algorithm 3, lines 7 and 8). The node itself keeps θ, at
-which the updates before the split were made (eq. 47). The authors' published code moves each child
-by the mean of its own members' updates (``children_start = "own_mean"``).
+**Models after a split.** A cluster's children start from θ + Δθ_c, the model that the cluster's
+last round led to (Algorithm 2, line 7, then Algorithm 3, lines 7 and 8). The node itself keeps θ,
+at which the updates before the split were made (eq. 47). The authors' published code moves each
+child by the mean of its own members' updates (``children_start = "own_mean"``).
 
 **Model at which clients are compared.** Clients are compared at θ, by "the clients' latest
 transmitted updates" (section III; Algorithm 5, line 15). Lines 3 to 6 of Algorithm 3 take α and ε₂
@@ -69,6 +69,7 @@ from fedclade.core import (
     Rejected,
     Round,
     Stationary,
+    Updates,
     checked,
     mean,
     require,
@@ -81,7 +82,7 @@ STRUCTURE_OPTIONS = ("children_start", "stop_when_stationary", "stop_done_cluste
 """Further options that the replicate test does not use."""
 
 SPLIT_NUMBERS = ("mean_norm", "max_norm", "alpha_cross_max", "gamma_bound", "p_value", "gain")
-"""Numbers of a split that events have fields for; the tree also keeps others of an own criterion."""
+"""Numbers of a split that events have fields for; the tree keeps all numbers of a criterion."""
 
 AUTO_SHARE = 10
 """With ``eps1 = "auto"``, ε₁ is the largest mean norm so far divided by this (journal version)."""
@@ -112,7 +113,7 @@ class Thresholds(SplitCriterion):
 
     @property
     def asks_for_gradients(self) -> bool:
-        """Whether clients send gradients to be compared."""
+        """Return whether clients send gradients to be compared."""
         return self.similarity == "gradients"
 
     def examine(self, cluster: ClusterUpdate, state: CFLState, clients: Clients, this_round: Round) -> ExaminedCluster:
@@ -123,7 +124,7 @@ class Thresholds(SplitCriterion):
         """
         node = state.tree.nodes[cluster.node]
         peak = float(state.peaks[cluster.node])
-        if not self._may_split(node, cluster, peak, this_round):
+        if not self._may_split(node, cluster, peak, this_round):  # line 14, eq. 32
             return self._keep_whole(cluster.compared(), peak, this_round)
         if self._limits_updates and cluster.criteria.max_norm <= self.eps2:  # line 14, eq. 33
             return self._keep_whole(cluster.compared(), peak, this_round)
@@ -135,21 +136,7 @@ class Thresholds(SplitCriterion):
         if self._queries_again and not self._may_split(node, cluster, peak, this_round):
             return self._keep_whole(cluster.compared(), peak, this_round)
 
-        # The updates that are cached at a split, and the updates or gradients that are compared.
-        updates = cluster.updates
-        compared = updates
-        model = node.params
-        if self.compared_at == "stationary" and cluster.step is not None:
-            model = model + cluster.step  # θ*
-        rows = [0] * len(updates.ids)
-        if self.similarity == "gradients":
-            compared = clients.gradients(updates.ids, model[None], rows, all_members)
-        elif self.compared_at == "stationary":
-            again = replace(all_members, purpose="stationary")
-            updates = clients.train(updates.ids, model[None], rows, again).select(updates.ids)
-            compared = updates
-            node = replace(node, params=model)
-
+        node, updates, compared = self._query_compared(cluster, node, clients, all_members)
         if compared.ids:
             cluster = cluster.compared_by(compared)  # α_ij, line 15
         if len(compared.ids) < 2:
@@ -177,14 +164,39 @@ class Thresholds(SplitCriterion):
         )
         return replace(self._keep_whole(cluster, peak, this_round), split=split)
 
+    def _query_compared(
+        self, cluster: ClusterUpdate, node: Node, clients: Clients, this_round: Round
+    ) -> tuple[Node, Updates, Updates]:
+        """Return what α is computed from, after a further query if the options need one.
+
+        Returns
+        -------
+        tuple of Node, Updates and Updates
+            The node, with the model that it keeps at a split; the updates that are cached then; and
+            the updates or gradients that are compared.
+        """
+        updates = cluster.updates
+        rows = [0] * len(updates.ids)
+        model = node.params
+        if self.compared_at == "stationary" and cluster.step is not None:
+            model = model + cluster.step  # θ*
+        if self.similarity == "gradients":
+            gradients = clients.gradients(updates.ids, model[None], rows, this_round)
+            return node, updates, gradients
+        if self.compared_at == "stationary":
+            again = replace(this_round, purpose="stationary")
+            updates = clients.train(updates.ids, model[None], rows, again).select(updates.ids)
+            return replace(node, params=model), updates, updates
+        return node, updates, updates
+
     @property
     def _queries_again(self) -> bool:
-        """Whether members are compared by something else than the round's updates."""
+        """Return whether members are compared by something else than the round's updates."""
         return self.similarity == "gradients" or self.compared_at == "stationary"
 
     @property
     def _limits_updates(self) -> bool:
-        """Whether ε₂ is compared with the norms of the round's updates."""
+        """Return whether ε₂ is compared with the norms of the round's updates."""
         return not self._queries_again or self.eps2_of == "updates"
 
     def _may_split(self, node: Node, cluster: ClusterUpdate, peak: float, this_round: Round) -> bool:
@@ -370,18 +382,18 @@ class CFL(Algorithm[CFLState]):
 
     @property
     def asks_for_gradients(self) -> bool:
-        """Whether clients send gradients to be compared."""
+        """Return whether clients send gradients to be compared."""
         return self.split_criterion.asks_for_gradients
 
     @property
     def needs_updates(self) -> bool:
-        """Whether a step uses single clients' updates; sums over all clients have their weights."""
+        """Return whether a step uses single clients' updates, as sums over clients are weighted."""
         if not self.weighted or self.children_start == "own_mean":
             return True
         return self.split_criterion.needs_updates
 
     def too_few(self, clients: int) -> str:
-        """Return a warning if no cluster can be split, since it takes two of ``min_cluster_size``."""
+        """Return a warning if there are too few clients for two of ``min_cluster_size``."""
         needed = 2 * self.min_cluster_size
         if needed <= max(clients, 2):
             return ""
@@ -392,7 +404,7 @@ class CFL(Algorithm[CFLState]):
         )
 
     def sample_cohort(self, state: CFLState, fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
-        """Sample the clients of a round from every cluster that still trains, and its stragglers."""
+        """Sample the clients of a round from every cluster that still trains, and stragglers."""
         if not state.done:
             return super().sample_cohort(state, fraction, draw)
         groups = [leaf.members for leaf in state.tree.leaves if leaf.members and leaf.id not in state.done]
@@ -430,14 +442,7 @@ class CFL(Algorithm[CFLState]):
         # Lines 5 to 18: train all clusters, and find those that are to be split. Line 7, by which
         # clients add Δθ_c to their models, is done by the server at the end of the round before:
         # clients get the sum.
-        criterion = self.split_criterion
-        trained = criterion.train(state, cohort, clients, this_round, weighted=self.weighted)
-        examined: list[ExaminedCluster] = []
-        for cluster in trained:
-            if cluster.waits:  # stragglers of a cluster that is already split
-                examined.append(ExaminedCluster(cluster))
-            else:
-                examined.append(criterion.examine(cluster, state, clients, this_round))
+        examined = self._train_and_examine(state, cohort, clients, this_round)
         updates = [cluster.update for cluster in examined]
         moved = move_clusters(state.tree, updates)  # line 13, and line 7 of the next round
         tree, placements = place_stragglers(moved, updates)  # Algorithm 4
@@ -450,7 +455,7 @@ class CFL(Algorithm[CFLState]):
                 events.append(event)
 
         if self.fallback:
-            tree = self._continue_root(state.tree, tree, moved, cohort, clients, this_round)
+            tree = self._continue_root(state.tree, tree, moved, cohort=cohort, clients=clients, this_round=this_round)
         done = _find_done_clusters(state, examined, events)
         stationary = self._all_done(state.tree, tree, done)
         if stationary:
@@ -465,6 +470,20 @@ class CFL(Algorithm[CFLState]):
             done=tuple(sorted(done)) if self.stop_done_clusters and done else None,
         )
         return next_state, log_of(updates, events, "split" if has_split else "train")
+
+    def _train_and_examine(
+        self, state: CFLState, cohort: Sequence[int], clients: Clients, this_round: Round
+    ) -> list[ExaminedCluster]:
+        """Train all clusters (lines 5 to 13), then examine each of them (lines 14 to 18)."""
+        criterion = self.split_criterion
+        trained = criterion.train(state, cohort, clients, this_round, weighted=self.weighted)
+        examined: list[ExaminedCluster] = []
+        for cluster in trained:
+            if cluster.waits:  # stragglers of a cluster that is already split
+                examined.append(ExaminedCluster(cluster))
+            else:
+                examined.append(criterion.examine(cluster, state, clients, this_round))
+        return examined
 
     def join(
         self, state: CFLState, ids: Sequence[int], clients: Clients, this_round: Round
@@ -521,7 +540,7 @@ class CFL(Algorithm[CFLState]):
         ConfigError
             If the criterion proposes something else than two groups of clients that replied.
         """
-        groups = tuple(tuple(sorted(int(client) for client in group)) for group in split.clusters)
+        groups = tuple(tuple(sorted(map(int, group))) for group in split.clusters)
         members = [client for group in groups for client in group]
         distinct = set(members)
         two_groups = len(groups) == 2 and all(groups)
@@ -569,7 +588,7 @@ class CFL(Algorithm[CFLState]):
 
 
 def _add_absent_members(cluster: ClusterUpdate, node: Node, clients: Clients, this_round: Round) -> ClusterUpdate:
-    """Query the members outside of the cohort at the same model, and measure all members' updates."""
+    """Query the members outside of the cohort at the same model, and measure all updates."""
     updates = cluster.updates
     replied = set(updates.ids)
     absent = [member for member in node.members if member not in replied]
@@ -580,7 +599,7 @@ def _add_absent_members(cluster: ClusterUpdate, node: Node, clients: Clients, th
 
 
 def _find_done_clusters(state: CFLState, examined: Sequence[ExaminedCluster], events: Sequence[Event]) -> set[int]:
-    """Return the clusters that are done after a round: neither split nor joined by a client in it."""
+    """Return the clusters that are done after a round, and not split or joined by a client in it."""
     done = set(state.done or ())
     done.update(cluster.update.node for cluster in examined if cluster.is_done)
     changed = {event.node for event in events if isinstance(event, ClusterSplit | Joined)}

@@ -1,4 +1,4 @@
-"""One round of federated learning in clusters: train, measure and move every cluster, and write the round's log."""
+"""One round of federated learning in clusters: train, measure and move them, and log the round."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ The similarities of more clients would take more memory and time than all else i
 
 @dataclass(frozen=True, eq=False)
 class ClusterUpdate:
-    """One cluster's part of a round: the updates of the members that replied, and what is measured on them.
+    """One cluster's part of a round: the members' updates, and what is measured on them.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class ClusterUpdate:
     def of(
         cls, node: int, updates: Updates, this_round: Round, *, waits: bool = False, weighted: bool = True
     ) -> ClusterUpdate:
-        """Measure the updates of a cluster; see :func:`fedclade.core.aggregate.mean` for ``weighted``."""
+        """Measure the updates of a cluster, and their mean, ``weighted`` by examples or not."""
         mean_update = mean(updates, weighted=weighted) if updates.ids else None
         return cls(
             node=node,
@@ -82,7 +82,7 @@ class ClusterUpdate:
         )
 
     def with_updates(self, updates: Updates) -> ClusterUpdate:
-        """Return the cluster measured on other updates, such as those of all members in place of the cohort's."""
+        """Return the cluster measured on other updates, such as those of all its members."""
         mean_update = mean(updates, weighted=self.weighted)
         criteria = SplitCriteria.of(updates, mean_update)
         return replace(self, updates=updates, mean=mean_update, criteria=criteria)
@@ -97,25 +97,26 @@ class ClusterUpdate:
         return self.compared_by(self.updates)
 
     def compared_by(self, updates: Updates) -> ClusterUpdate:
-        """Return the cluster with the similarities of other updates or gradients of its members, however many."""
+        """Return the cluster with similarities of other updates or gradients, however many."""
         return replace(self, criteria=self.criteria.compared(updates.signatures, updates.ids))
 
     @property
     def step(self) -> Tensor | None:
-        """Vector ``[S]`` by which the cluster's model moves: the mean update; None if the model stays as it is."""
+        """Vector ``[S]`` by which the cluster's model moves: the mean update; None for no move."""
         return self.mean if self.enough and not self.waits else None
 
     @property
     def discrepancy(self) -> float | None:
-        """Sum of the distances of the clients' models from the cluster's model after its step (FedGroup eq. 4).
+        """Sum of the distances of the clients' models from the cluster's model after its step.
 
-        None if no member replied, or if single updates are not kept.
+        It is the cluster's part of FedGroup's eq. 4.         None if no member replied, or if
+        single updates are not kept.
         """
         if not self.updates.ids or self.updates.deltas is None:
             return None
         if self.step is None:
             return float(self.updates.norms.sum())
-        n_parameters = self.updates.n_parameters  # buffers, which follow, are no part of the distance
+        n_parameters = self.updates.n_parameters  # buffers follow, and do not count
         deltas = self.updates.deltas[:, :n_parameters]
         return float(row_norms(deltas, self.step[:n_parameters]).sum())
 
@@ -123,7 +124,7 @@ class ClusterUpdate:
 def train_clusters(
     state: State, cohort: Sequence[int], clients: Clients, this_round: Round, *, weighted: bool = True
 ) -> list[ClusterUpdate]:
-    """Train the cohort, each client from the model of its cluster; return one entry for each of these clusters."""
+    """Train the cohort, each client from the model of its cluster; return these clusters."""
     nodes = [state.tree.leaf_of[client] for client in cohort]
     models, rows = state.tree.models(nodes)
     updates = clients.train(cohort, models, rows, this_round)
@@ -140,7 +141,7 @@ def train_root(state: State, cohort: Sequence[int], clients: Clients, this_round
 def by_cluster(
     tree: ParameterTree, updates: Updates, this_round: Round, *, weighted: bool = True
 ) -> list[ClusterUpdate]:
-    """Separate the updates by the clusters of their clients; return one entry for each, in the order of nodes.
+    """Separate updates by the clusters of their clients, and return these in the order of nodes.
 
     Each client must have started from the model of its cluster. Clusters of which no member replied
     are included.
@@ -186,7 +187,7 @@ def log_of(parts: Sequence[ClusterUpdate], events: Sequence[Event] = (), phase: 
 
 
 def _sum_discrepancies(clusters: Sequence[ClusterUpdate]) -> float | None:
-    """Return the sum of the clusters' discrepancies; None if no client replied, or one of them is not known."""
+    """Return the sum of the clusters' discrepancies; None if one is unknown, or no client replied."""
     discrepancies: list[float] = []
     for cluster in clusters:
         if not cluster.updates.ids:
@@ -199,7 +200,7 @@ def _sum_discrepancies(clusters: Sequence[ClusterUpdate]) -> float | None:
 
 
 def membership_events(before: ParameterTree, after: ParameterTree) -> list[Event]:
-    """List the clients that joined each leaf, and the leaves that have become empty; ``after`` may have new leaves."""
+    """List the clients that joined each leaf, old or new, and the leaves that are empty now."""
     members_before = {leaf.id: set(leaf.members) for leaf in before.leaves}
     had_members = any(members_before.values())
     events: list[Event] = []
@@ -216,10 +217,11 @@ def membership_events(before: ParameterTree, after: ParameterTree) -> list[Event
 
 
 def place_stragglers(tree: ParameterTree, parts: Sequence[ClusterUpdate]) -> tuple[ParameterTree, list[Event]]:
-    """Move stragglers that replied, from the node of a split to the child most similar to them (CFL Algorithm 4).
+    """Move stragglers that replied from the node of a split to a child (CFL Algorithm 4).
 
-    They trained at the model of the split, so their updates are compared with those cached then. If
-    the child was split as well, they are its stragglers next.
+    It is the child whose cached updates are most similar to theirs. They trained at the model of
+    the split, so their updates are compared with those cached then. If the child was split as well,
+    they are its stragglers next.
     """
     events: list[Event] = []
     for cluster in parts:
@@ -232,7 +234,7 @@ def place_stragglers(tree: ParameterTree, parts: Sequence[ClusterUpdate]) -> tup
 # Hierarchical clustering of all clients at once, which FL+HC, PACFL and FLUX share.
 
 Rule = tuple[str, object, bool, str]
-"""A setting, its value, whether it is valid, and what it should be; see :func:`fedclade.core.errors.require`."""
+"""Setting, its value, whether it is valid, and what it should be, as ``require`` takes them."""
 
 
 def cut_rules(threshold: float | str | None, n_clusters: int | None, largest: float = math.inf) -> tuple[Rule, ...]:

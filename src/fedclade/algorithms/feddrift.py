@@ -1,4 +1,6 @@
-"""FedDrift and FedDrift-Eager: Jothimurugesan, Hsieh, Wang, Joshi, Gibbons 2023, Algorithms 1 and 2.
+"""FedDrift and FedDrift-Eager: Jothimurugesan et al. 2023, Algorithms 1 and 2.
+
+The authors are Jothimurugesan, Hsieh, Wang, Joshi and Gibbons.
 
 Time is divided into steps of some rounds, and every client gets new data at the start of each.
 
@@ -15,8 +17,8 @@ Time is divided into steps of some rounds, and every client gets new data at the
 Where paper and official code leave a choice, this file makes it:
 
 **Time steps.** A step begins where clients' data changes (:class:`~fedclade.data.Stage`), and after
-``step_rounds``. Where data stays the same, so does the data of all steps, and a client that trains a
-model on the data of several steps has each example once.
+``step_rounds``. Where data stays the same, so does the data of all steps, and a client that trains
+a model on the data of several steps has each example once.
 
 **Initial models.** Every client begins with a model of its own, all of them equal, as in the run
 that the official code names FedDrift; its δ and W are the defaults here. The paper sets δ for each
@@ -87,7 +89,7 @@ WORST = -1e18
 """Score of a model that has diverged."""
 
 MODELS_PER_QUERY = 64
-"""Largest number of models on which a client is queried at once; it may refuse more (``max-models``)."""
+"""Largest number of models in a query to a client, which may refuse more (``max-models``)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +133,9 @@ class FedDriftState(State):
 
     @property
     def free(self) -> list[int]:
-        """Leaves of the models that clients may take: they have data, and no client is isolated there.
+        """Leaves of the models that clients may take.
+
+        They have data of some step, and no client is isolated there.
 
         Before the first step no data belongs to any model, and clients may take those with members.
         """
@@ -271,7 +275,7 @@ class TimeStep:
         return [client for client in self.ids if client in available]
 
     def keep_models(self) -> None:
-        """Let all clients keep their initial models in the first step, and measure their accuracy."""
+        """Let all clients keep their initial models in the first step, and query accuracies."""
         leaf_of = self.tree.leaf_of
         initial = self.tree.leaves[0].id  # all initial models are equal
         accuracies, _ = query_accuracies(self.tree, [initial], self.available, self.clients)
@@ -377,7 +381,7 @@ class TimeStep:
         self.events.append(Merged(first, tuple(others)))
 
     def _compare_models(self, nodes: Sequence[int]) -> NDArray[np.float64]:
-        """Return the accuracy A_ij of model i on all data of model j, ``[m, m]``; NaN without data."""
+        """Return the accuracy A_ij of model i on all data of model j, ``[m, m]``, or NaN."""
         correct = np.zeros((len(nodes), len(nodes)))  # examples that model i predicts right
         total = np.zeros(len(nodes))
         available = set(self.available)
@@ -389,7 +393,7 @@ class TimeStep:
             owners = [self.ids[column] for column in columns.tolist()]
             ids = [client for client in owners if client in available]
             data_round = 0 if stage == self.stages[-1] else self.begun[steps[0]]
-            accuracies, examples = query_accuracies(self.tree, nodes, ids, self.clients, data_round)
+            accuracies, examples = query_accuracies(self.tree, nodes, ids, clients=self.clients, data_round=data_round)
             for client, row in accuracies.items():
                 assigned = of_stage[:, self.ids.index(client)]
                 for column, node in enumerate(nodes):
@@ -428,7 +432,9 @@ class TimeStep:
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class FedDrift(OneCohort[FedDriftState]):
-    """FedDrift (Jothimurugesan et al. 2023): models are opened where accuracy drops, and merged where they agree.
+    """FedDrift: models are opened where accuracy drops, and merged where they agree.
+
+    Jothimurugesan et al. 2023, Algorithms 1 and 2.
 
     Parameters
     ----------
@@ -514,7 +520,7 @@ class FedDrift(OneCohort[FedDriftState]):
         )
 
     def init(self, params: Tensor, clients: Clients) -> FedDriftState:
-        """Give every client a model, equal to all others, or all clients one; it has no data yet."""
+        """Give every client a model, all of them equal, or all clients one; none has data yet."""
         ids = tuple(clients.ids)
         clusters = [[client] for client in ids] if self.start == "alone" else [ids]
         return FedDriftState.first(ParameterTree.star(clusters, params), ids)
@@ -540,33 +546,65 @@ class FedDrift(OneCohort[FedDriftState]):
         if data_has_changed or this_round.number - state.begun[-1] >= self.step_rounds:
             state, events = self._start_step(state, clients, this_round)
 
-        cohort = sorted(cohort)
-        available = set(clients.ids)
-        leaf_of = state.tree.leaf_of
-        in_use = sorted({leaf.id for leaf in state.tree.leaves if available.intersection(leaf.members)})
-        members = {node: [client for client in cohort if leaf_of[client] == node] for node in in_use}
+        members = _group_by_model(state.tree, sorted(cohort), clients)
         # Clients train the models that they have in this step in one query.
         updates = self._train(state, members, clients, this_round)
         tree = state.tree
         trained: list[ClusterUpdate] = []
         for node, ids in members.items():
-            owners = self._list_owners(state, node)
-            former = [client for client in cohort if client in owners and client not in ids]
-            # What clients store after training is of the model that they have in this step, and
-            # not of models of earlier steps.
-            aside = replace(this_round, purpose=BESIDE)
-            former_updates = self._train(state, {node: former}, clients, aside)
             own_updates = updates.select(ids) if updates is not None and ids else None
-            replies = [each for each in (former_updates, own_updates) if each is not None and each.ids]
-            enough = sum(len(each.ids) for each in replies) >= this_round.min_clients
-            step = mean_of_all(replies) if replies else None
-            if step is not None and enough:
-                tree = tree.moved(node, step)
-            if own_updates is not None:
-                cluster = ClusterUpdate.of(node, own_updates, this_round)
-                step_of_log = step if own_updates.ids else None
-                trained.append(replace(cluster, mean=step_of_log, enough=enough))
+            tree, cluster = self._move_model(tree, node, state, cohort, own_updates, clients, this_round)
+            if cluster is not None:
+                trained.append(cluster)
         return replace(state, tree=tree), log_of(trained, events)
+
+    def _move_model(
+        self,
+        tree: ParameterTree,
+        node: int,
+        state: FedDriftState,
+        cohort: Sequence[int],
+        own_updates: Updates | None,
+        clients: Clients,
+        this_round: Round,
+    ) -> tuple[ParameterTree, ClusterUpdate | None]:
+        """Move a model by the updates of all clients with data of some step that belongs to it.
+
+        Parameters
+        ----------
+        tree
+            The tree with the models that have moved already.
+        node
+            The model.
+        state
+            The state in this round.
+        cohort
+            Clients of the round.
+        own_updates
+            Updates of the clients that have the model in this step; None if there are no clients.
+        clients, this_round
+            As in :meth:`step`.
+
+        Returns
+        -------
+        tuple
+            The tree, and the cluster of clients that have the model in this step, for the log.
+        """
+        owners = self._list_owners(state, node)
+        former = [client for client in sorted(cohort) if client in owners and state.tree.leaf_of[client] != node]
+        # What clients store after training is of the model that they have in this step, and not of
+        # models of earlier steps.
+        aside = replace(this_round, purpose=BESIDE)
+        former_updates = self._train(state, {node: former}, clients, aside)
+        replies = [each for each in (former_updates, own_updates) if each is not None and each.ids]
+        enough = sum(len(each.ids) for each in replies) >= this_round.min_clients
+        step = mean_of_all(replies) if replies else None
+        if step is not None and enough:
+            tree = tree.moved(node, step)
+        if own_updates is None:
+            return tree, None
+        cluster = ClusterUpdate.of(node, own_updates, this_round)
+        return tree, replace(cluster, mean=step if own_updates.ids else None, enough=enough)
 
     def _start_step(
         self, state: FedDriftState, clients: Clients, this_round: Round
@@ -628,7 +666,7 @@ class FedDrift(OneCohort[FedDriftState]):
         return clients.ask(query)
 
     def serve(self, state: FedDriftState, clients: Clients) -> Mapping[int, int]:
-        """Return the node each client is served with: of its model, or of the one it would take now."""
+        """Return the node of each client's model, or of the one that it would take now."""
         leaf_of = state.tree.leaf_of
         unassigned = [client for client, node in leaf_of.items() if node == 0]
         free = state.free
@@ -660,3 +698,17 @@ class FedDrift(OneCohort[FedDriftState]):
         events += [Joined(node, tuple(members)) for node, members in sorted(joined.items())]
         tree = state.tree.reassigned(taken)
         return replace(state, tree=tree, assigned=assigned, accuracy=accuracy), events
+
+
+def _group_by_model(tree: ParameterTree, cohort: Sequence[int], clients: Clients) -> dict[int, list[int]]:
+    """Return the clients of the cohort that have each model in use, by its node.
+
+    A model is in use if a client that is available has it, whether or not it is in the cohort.
+    """
+    available = set(clients.ids)
+    leaf_of = tree.leaf_of
+    members: dict[int, list[int]] = {}
+    for leaf in tree.leaves:
+        if available.intersection(leaf.members):
+            members[leaf.id] = [client for client in cohort if leaf_of[client] == leaf.id]
+    return members

@@ -123,7 +123,7 @@ class FLHCState(State):
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class FLHC(Algorithm[FLHCState]):
-    """Federated learning with one step of hierarchical clustering (Briggs et al. 2020, Algorithm 1).
+    """Federated learning with one step of hierarchical clustering (Briggs et al. 2020).
 
     Parameters
     ----------
@@ -207,12 +207,12 @@ class FLHC(Algorithm[FLHCState]):
 
     @property
     def needs_updates(self) -> bool:
-        """Whether the clustering step uses whole updates of single clients, not only signatures."""
+        """Return whether the clustering step uses single clients' whole updates, not only signatures."""
         return self.compare == "parameters" or self.keep_updates
 
     @property
     def compares_lengths(self) -> bool:
-        """Whether distances depend on the norms of updates: with all metrics but the cosine."""
+        """Return whether distances depend on the norms of updates, as all but the cosine do."""
         return self.metric != "cosine"
 
     def too_short(self, rounds: int) -> str:
@@ -240,7 +240,7 @@ class FLHC(Algorithm[FLHCState]):
         return FLHCState(ParameterTree.root_only(clients.ids, params))
 
     def sample_cohort(self, state: FLHCState, fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
-        """Sample m clients of every cluster, or all of a cluster that has fewer (lines 19 and 20)."""
+        """Sample m clients of every cluster, or all if it has fewer (lines 19 and 20)."""
         if self.cohort == "of_cluster":
             return super().sample_cohort(state, fraction, draw)
         m = share_of(len(state.tree.nodes[0].members), fraction)
@@ -291,7 +291,7 @@ class FLHC(Algorithm[FLHCState]):
     def _create_clusters(
         self, tree: ParameterTree, trained: ClusterUpdate, this_round: Round
     ) -> tuple[ParameterTree, list[Event]]:
-        """Cluster the updates (line 10); every cluster starts from the joint model (lines 11, 12)."""
+        """Cluster the updates (line 10); clusters start from the joint model (lines 11, 12)."""
         root = tree.nodes[trained.node]
         updates = trained.updates
         vectors = updates.signatures
@@ -359,7 +359,9 @@ class FLHC(Algorithm[FLHCState]):
 
     def _cut(self, ids: Sequence[int], merges: Merges) -> tuple[list[list[int]], float | None, Clustered]:
         """Cut a dendrogram of clients at ``threshold``, or into ``n_clusters`` clusters."""
-        return merged(ids, merges, self.metric, self.linkage, self.threshold, self.n_clusters)
+        return merged(
+            ids, merges, self.metric, linkage=self.linkage, threshold=self.threshold, n_clusters=self.n_clusters
+        )
 
 
 def _move_new_clusters(tree: ParameterTree, updates: Updates, min_clients: int) -> tuple[ParameterTree, float]:

@@ -102,7 +102,7 @@ class SplitCriterion(ABC):
 
     @property
     def needs_updates(self) -> bool:
-        """Whether the criterion uses whole updates of single clients (``updates.deltas``).
+        """Return whether the criterion uses whole updates of single clients (``updates.deltas``).
 
         One that uses only their signatures, norms and means returns False, and allows runs that
         stream updates.
@@ -111,7 +111,7 @@ class SplitCriterion(ABC):
 
     @property
     def asks_for_gradients(self) -> bool:
-        """Whether the criterion queries clients for gradients, which secure aggregation does not mask."""
+        """Return whether clients are queried for gradients, which secure aggregation does not mask."""
         return False
 
     def init(self, state: CFLState, clients: Clients) -> CFLState:

@@ -176,10 +176,12 @@ def run_cohort_round(
             events.append(Postponed(leaf.id, len(able), needed))
             continue
         sampled = _draw_sample(able, tests.sample, this_round, leaf.id)
-        updates, in_splits = tests.splits.train(tree, sampled, training, clients, this_round, compares=True)
+        updates, in_splits = tests.splits.train(
+            tree, sampled, training, clients=clients, this_round=this_round, compares=True
+        )
         trained.append(ClusterUpdate.of(leaf.id, updates, this_round))
         level = tests.level / (number * (number + 1))
-        tested.append(_test_leaf(leaf, updates, in_splits, tests, level, this_round))
+        tested.append(_test_leaf(leaf, updates, in_splits, tests=tests, level=level, this_round=this_round))
 
     if on_whole_data:
         models, rows = tree.models([tree.leaf_of[client] for client in on_whole_data])
@@ -237,7 +239,7 @@ def _assign_by_loss(
         lowest |= {client: float(losses[client].min()) for client in members}
     pairs_of_leaves = [(leaves[first], leaves[second]) for first, second in sorted(pairs)]
     new_of_leaf = {leaves[place]: members for place, members in new.items()}
-    return _merge_leaves(tree, pairs_of_leaves, new_of_leaf, lowest, clients)
+    return _merge_leaves(tree, pairs_of_leaves, new_of_leaf, lowest=lowest, clients=clients)
 
 
 def _merge_leaves(
@@ -320,19 +322,21 @@ def _test_leaf(
     postponed = postpone_if_too_few(leaf.id, len(in_splits.ids), this_round)
     if postponed:
         return _TestedLeaf(leaf, postponed, updates)
-    verdict = examine_node(leaf.id, in_splits, tests.splits.count, level, this_round, level_inside=tests.level)
+    verdict = examine_node(
+        leaf.id, in_splits, tests.splits.count, level=level, this_round=this_round, level_inside=tests.level
+    )
     event = verdict.make_event(Tested, leaf.id, in_splits.ids, level)
     found = [cluster for cluster in event.clusters if len(cluster) >= SMALLEST_CLUSTER]
     criteria = {"p_value": verdict.p_value, "gain": verdict.gain}
     groups = _assign_by_signature(updates, found) if len(found) > 1 else ()
-    return _TestedLeaf(leaf, event, updates, groups, criteria)
+    return _TestedLeaf(leaf, event, updates, groups=groups, criteria=criteria)
 
 
 def _assign_by_signature(updates: Updates, clusters: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    """Assign the clients in no cluster to the one whose mean signature is most similar to theirs."""
+    """Assign clients in no cluster to the one whose mean signature is most similar to theirs."""
     unit = functional.normalize(updates.signatures.double(), dim=1)
     row_of = {client: row for row, client in enumerate(updates.ids)}
-    rows_of_clusters = [[row_of[client] for client in cluster] for cluster in clusters]
+    rows_of_clusters = [list(map(row_of.__getitem__, cluster)) for cluster in clusters]
     means = torch.stack([unit[rows].mean(0) for rows in rows_of_clusters])
     labels = (unit @ functional.normalize(means, dim=1).T).argmax(1).cpu().numpy()
     for label, rows in enumerate(rows_of_clusters):

@@ -34,7 +34,8 @@ _log = logging.getLogger(__name__)
 class DataSplits:
     """How every client splits its data: into r splits of s examples; what is left over is unused.
 
-    Splits have one size for all clients, or they would not be exchangeable under the null hypothesis.
+    All clients have splits of one size, or these would not be exchangeable under the null
+    hypothesis.
 
     Parameters
     ----------
@@ -79,7 +80,7 @@ class DataSplits:
 
     @classmethod
     def choose_for_test(cls, method: str, clients: Clients, level: float) -> DataSplits | None:
-        """Choose r and s, and warn in the log if a test at half of the level cannot find anything."""
+        """Choose r and s, and warn in the log if a test at half of the level finds nothing."""
         splits = cls.choose(clients.sizes, level)
         if splits is None:
             _log.warning("%s cannot part the data of these clients: fewer than two have two training examples", method)

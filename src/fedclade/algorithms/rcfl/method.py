@@ -165,7 +165,7 @@ class ReplicatedState(State):
 
     @property
     def splits(self) -> DataSplits:
-        """How clients split their data."""
+        """Splits of each client's data."""
         return DataSplits(self.parts, self.part_size)
 
 
@@ -252,7 +252,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
     def step(
         self, state: ReplicatedState, cohort: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[ReplicatedState, RoundLog]:
-        """Run one round of federated learning in every cluster, then fine-tune clients' own models."""
+        """Run one round of federated learning in every cluster, then personalize."""
         if this_round.number == 1 and len(cohort) < len(state.tree.leaf_of) > MANY_CLIENTS:
             state = self._choose_cohort_splits(state, clients)
         if state.on_cohorts:
@@ -266,7 +266,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         return replace(state, keepers=()), log
 
     def tuned(self, state: ReplicatedState, clients: Clients, this_round: Round) -> ReplicatedState:
-        """Return the state after clients have fine-tuned models of their own, with ``personalize``."""
+        """Return the state after clients have fine-tuned models of their own."""
         if not self.personalize:
             return state
         starts = (LEAF,)
@@ -295,25 +295,23 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         all_take_part = len(cohort) == len(before.leaf_of)
         last_in_splits = EARLY_ROUNDS if all_take_part else 1
         if number <= last_in_splits and state.parts and is_one_cluster:
-            return self._run_round_in_splits(state, cohort, clients, this_round, last_in_splits)
+            return self._run_round_in_splits(
+                state, cohort, clients, this_round=this_round, last_in_splits=last_in_splits
+            )
 
         events: list[Event] = []
         if number % self.check_every == 0 and self._can_afford_check(state):
             state = replace(state, checks=state.checks + 1)
             state, events = self._check(state, clients, this_round)
-        looks_inside = (
-            all_take_part
-            and number == EARLY_ROUNDS + 1
-            and state.tree is before
-            and _has_just_separated(before, number)
-            and len(state.splits.select_able(clients.sizes, cohort)) < FEW_CLIENTS
-        )
+        looks_inside = all_take_part and state.tree is before and self._looks_inside(state, cohort, clients, number)
         if self.fallback and len(_populated_leaves(state.tree)) > 1:
             model = train_beside(state.tree, cohort, clients, this_round)
             state = replace(state, tree=state.tree.continued(model))
 
         if looks_inside:
-            trained, tree, found = look_inside(state.tree, state.splits, cohort, clients, this_round, level=self.level)
+            trained, tree, found = look_inside(
+                state.tree, state.splits, cohort, clients=clients, this_round=this_round, level=self.level
+            )
             events += found
         else:
             trained = train_clusters(state, cohort, clients, this_round)
@@ -328,6 +326,12 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         log = log_of(trained, [*events, *placements], "check" if events else "train")
         return replace(state, tree=tree), log
 
+    def _looks_inside(self, state: ReplicatedState, cohort: Sequence[int], clients: Clients, number: int) -> bool:
+        """Return whether this is the round of :func:`look_inside`: few clients just separated."""
+        if number != EARLY_ROUNDS + 1 or not _has_just_separated(state.tree, number):
+            return False
+        return len(state.splits.select_able(clients.sizes, cohort)) < FEW_CLIENTS
+
     def _run_round_in_splits(
         self, state: ReplicatedState, cohort: Sequence[int], clients: Clients, this_round: Round, last_in_splits: int
     ) -> tuple[ReplicatedState, RoundLog]:
@@ -337,7 +341,9 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         able = state.splits.select_able(clients.sizes, tree.leaf_of)
         # The cosines of the first round are kept: later they tell whose data has changed.
         compares = this_round.number in (1, last_in_splits)
-        updates, in_splits = state.splits.train(tree, tree.leaf_of, cohort, clients, this_round, compares=compares)
+        updates, in_splits = state.splits.train(
+            tree, tree.leaf_of, cohort, clients=clients, this_round=this_round, compares=compares
+        )
         cluster = ClusterUpdate.of(0, updates, this_round)
         replied = in_splits.ids
         state = replace(
@@ -361,14 +367,14 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
             compute_cosines(in_splits),
             state.parts,
             np.zeros(len(replied), dtype=np.int64),
-            level,
-            this_round.generator("shuffles"),
+            level=level,
+            generator=this_round.generator("shuffles"),
             level_inside=self.level,
         )
         if not verdict.labels.any():
             event = verdict.make_event(Tested, 0, replied, level)
             return state, log_of([cluster], [event], "check")
-        state, events = self._regroup(state, verdict, in_splits, model, level, this_round)
+        state, events = self._regroup(state, verdict, in_splits, model=model, level=level, this_round=this_round)
         return state, log_of([cluster], events, "check")
 
     def _check(
@@ -415,8 +421,8 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
                 cosines,
                 state.parts,
                 present,
-                level,
-                generator,
+                level=level,
+                generator=generator,
                 level_inside=self.level,
                 known=state.cosines if updates.ids == state.tested else None,
             )
@@ -426,7 +432,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
             verdict = cluster_by_halves(updates, present, level, generator)
             # Every check by halves counts, since what it finds decides whether it is a test.
             state = replace(state, halves=state.halves + 1)
-        return self._regroup(state, verdict, updates, model, level, this_round)
+        return self._regroup(state, verdict, updates, model=model, level=level, this_round=this_round)
 
     def _regroup(
         self, state: ReplicatedState, verdict: Verdict, updates: Updates, model: Tensor, level: float, this_round: Round
@@ -464,7 +470,9 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         """Run a round in which only clients of the cohort are queried."""
         tests = CohortTests(state.splits, self.sample, self.level, self.check_every)
         before = state.tree
-        tree, trained, events = run_cohort_round(before, state.early, cohort, tests, clients, this_round)
+        tree, trained, events = run_cohort_round(
+            before, state.early, cohort, tests=tests, clients=clients, this_round=this_round
+        )
         had_clusters = len(before.nodes) > 1
         if len(tree.nodes) == 1:
             state = replace(state, early=tuple(sorted({*state.early, *cohort})))
@@ -476,7 +484,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         return replace(state, tree=tree), log_of(trained, events)
 
     def _get_level(self, test: int) -> float:
-        """Return the level of the j-th test of a kind, from 1; all add up to a quarter of the level."""
+        """Return the level of the j-th test of a kind, from 1; all add up to a quarter."""
         return self.level / 4 / (test * (test + 1))
 
     def _can_afford_check(self, state: ReplicatedState) -> bool:
@@ -510,7 +518,7 @@ def look_inside(
     """
     several = [leaf for leaf in tree.leaves if len(leaf.members) > 1]
     members = [client for leaf in several for client in leaf.members]
-    updates, in_splits = splits.train(tree, members, cohort, clients, this_round, compares=True)
+    updates, in_splits = splits.train(tree, members, cohort, clients=clients, this_round=this_round, compares=True)
     trained = by_cluster(tree, updates, this_round)
     tree = move_clusters(tree, trained)
     level_inside = LEVEL_SHARE_INSIDE * level
@@ -522,7 +530,9 @@ def look_inside(
         if postponed:
             events.append(postponed)
             continue
-        verdict = examine_node(leaf.id, own_updates, splits.count, level_inside, this_round, level_inside=level_inside)
+        verdict = examine_node(
+            leaf.id, own_updates, splits.count, level=level_inside, this_round=this_round, level_inside=level_inside
+        )
         is_divided = bool(verdict.labels.any())
         kind = Regrouped if is_divided else Tested
         event = verdict.make_event(kind, leaf.id, own_updates.ids, level_inside)
@@ -590,9 +600,9 @@ def divide(tree: ParameterTree, node: int, clusters: Sequence[tuple[int, ...]], 
 
 
 def _find_start(tree: ParameterTree, members: Sequence[int]) -> tuple[int, Tensor]:
-    """Return the leaf that a new cluster continues, 0 for none, and the model that it starts from."""
+    """Return the leaf that a new cluster continues, 0 for none, and its first model."""
     origins = Counter(tree.leaf_of[client] for client in members)
-    taken_over = {leaf: count for leaf, count in origins.items() if leaf and 2 * count > len(tree.nodes[leaf].members)}
+    taken_over = {leaf: n for leaf, n in origins.items() if leaf and 2 * n > len(tree.nodes[leaf].members)}
     if not taken_over:
         most_common = origins.most_common(1)[0][0]
         return 0, tree.nodes[most_common].params
@@ -611,8 +621,7 @@ def average_models(tree: ParameterTree, sizes: Mapping[int, int]) -> Tensor:
     examples, and only over clusters that have moved.
     """
     leaves = _populated_leaves(tree)
-    examples = [float(sum(sizes[client] for client in leaf.members)) for leaf in leaves]
-    weights = torch.tensor(examples)
+    weights = torch.tensor([_sum_examples(leaf, sizes) for leaf in leaves])
     models = torch.stack([leaf.params for leaf in leaves])
     moved = row_norms(models, tree.nodes[0].params)
     distances, order = moved.sort()
@@ -652,6 +661,11 @@ def share_models(tree: ParameterTree, sizes: Mapping[int, int], number: int, sha
         model = tree.nodes[node].params
         tree = tree.with_model(node, model + share * (joint - model))
     return tree
+
+
+def _sum_examples(leaf: Node, sizes: Mapping[int, int]) -> float:
+    """Return the number of training examples of a cluster's members."""
+    return float(sum(sizes[client] for client in leaf.members))
 
 
 def _populated_leaves(tree: ParameterTree) -> list[Node]:

@@ -142,7 +142,7 @@ def cluster_by_splits(
     gamma = _find_median(gammas_of(similarity, splits))
     if known is not None and _is_same(known, cosines):
         gain_now = gain_by_parts(similarity, present, noise_of(similarity, splits))
-        return Verdict(present, 1.0, gain_now, gain_now, gamma, tested=False)
+        return Verdict(present, 1.0, gain_now, gain_before=gain_now, gamma=gamma, tested=False)
 
     found = find_by_parts(matrix, splits, level, generator, level_inside)
     present_gains = found.gains(present)  # in each view of the similarities
@@ -153,7 +153,7 @@ def cluster_by_splits(
         labels = present
     else:
         labels = np.zeros_like(present)
-    return Verdict(labels, found.p_value, found_gain, present_gains[found.view], gamma)
+    return Verdict(labels, found.p_value, found_gain, gain_before=present_gains[found.view], gamma=gamma)
 
 
 def cluster_by_halves(updates: Updates, present: Labels, level: float, generator: np.random.Generator) -> Verdict:
@@ -188,7 +188,7 @@ def cluster_by_halves(updates: Updates, present: Labels, level: float, generator
         labels = present
     else:
         labels = np.zeros_like(present)
-    return Verdict(labels, p_value, found.gain, present_gain, _find_median(replicates.gammas))
+    return Verdict(labels, p_value, found.gain, gain_before=present_gain, gamma=_find_median(replicates.gammas))
 
 
 def examine_node(
@@ -200,7 +200,9 @@ def examine_node(
     """
     generator = this_round.generator(f"shuffles {node}")
     one_cluster = np.zeros(len(updates.ids), dtype=np.int64)
-    return cluster_by_splits(compute_cosines(updates), splits, one_cluster, level, generator, level_inside=level_inside)
+    return cluster_by_splits(
+        compute_cosines(updates), splits, one_cluster, level=level, generator=generator, level_inside=level_inside
+    )
 
 
 def get_split_signatures(updates: Updates) -> Tensor:
@@ -308,7 +310,7 @@ class ReplicateTest(SplitCriterion):
     def train(
         self, state: CFLState, cohort: Sequence[int], clients: Clients, this_round: Round, *, weighted: bool
     ) -> Sequence[ClusterUpdate]:
-        """Train all clusters, in splits or on whole data, and request halves where a test is due."""
+        """Train all clusters, in splits or on whole data, and request halves if a test is due."""
         tree = state.tree
         splits = DataSplits(state.parts, state.part_size) if state.parts else None
         all_take_part = len(cohort) == len(tree.leaf_of)
@@ -323,7 +325,9 @@ class ReplicateTest(SplitCriterion):
             training = sorted(on_whole_data.intersection(leaf.members))
             if splits and age <= last_in_splits and _can_train_in_splits(leaf, splits, tree, clients):
                 tested = age == last_in_splits and len(leaf.members) > 1
-                updates, in_splits = splits.train(tree, leaf.members, training, clients, this_round, compares=tested)
+                updates, in_splits = splits.train(
+                    tree, leaf.members, training, clients=clients, this_round=this_round, compares=tested
+                )
                 cluster = ClusterUpdate.of(leaf.id, updates, this_round, weighted=weighted).compared()
                 if tested:
                     replies = len(in_splits.ids)
@@ -357,7 +361,12 @@ class ReplicateTest(SplitCriterion):
         updates = replicates.updates
         if replicates.splits:
             verdict = examine_node(
-                cluster.node, updates, replicates.splits, replicates.level, this_round, level_inside=self.level
+                cluster.node,
+                updates,
+                replicates.splits,
+                level=replicates.level,
+                this_round=this_round,
+                level_inside=self.level,
             )
         else:
             one_cluster = np.zeros(len(updates.ids), dtype=np.int64)
