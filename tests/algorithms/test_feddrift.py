@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedclade import ConfigError, FedAvg, FedDrift, LocalTraining, simulate
-from fedclade.algorithms.feddrift import FedDriftState, Move
+from fedclade.algorithms.feddrift import FedDriftState, TimeStep
 from fedclade.core import ParameterTree, Round
 from fedclade.data import Federation, concepts
 from fedclade.data.federation import ClientData
@@ -155,10 +155,10 @@ def test_the_model_that_was_used_least_recently_makes_room():
     state = FedDriftState.first(tree, (0, 1))
     assigned = torch.tensor([[3, 3], [2, 1], [1, 2]])
     state = replace(state, assigned=assigned, begun=(1, 2, 3), stages=(0, 0, 0))
-    move = Move.begin(state, clients, Round(4, SPEC))
-    move.assigned[-1] = [1, 1]
-    move.open([1], 3)
-    assert move.assigned.tolist() == [[0, 0], [2, 1], [1, 2], [1, 4]]
+    time_step = TimeStep.begin(state, clients, Round(4, SPEC))
+    time_step.assigned[-1] = [1, 1]
+    time_step.open_model([1], 3)
+    assert time_step.assigned.tolist() == [[0, 0], [2, 1], [1, 2], [1, 4]]
 
 
 @pytest.mark.parametrize("start", ["alone", "together"])

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedclade.algorithms.replicated_checks import divided, drawn_together, joint_model, regrouped
+from fedclade.algorithms.rcfl.method import average_models, divide, regroup, share_models
 from fedclade.core import ParameterTree, Updates
 
 SIZES = {0: 10, 1: 20, 2: 30}
@@ -25,40 +25,42 @@ def models_of(tree: ParameterTree) -> list[list[float]]:
 
 def test_models_move_a_share_of_the_way_to_their_mean_which_is_less_from_round_to_round():
     tree = tree_of([0.0, 4.0], [8.0, 4.0], born=(2, 2))  # found in round 3; 30 examples each: the mean is 4
-    torch.testing.assert_close(models_of(drawn_together(tree, SIZES, 3, 0.1)), [[0.4, 4.0], [7.6, 4.0]])
-    torch.testing.assert_close(
-        models_of(drawn_together(tree, SIZES, 5, 0.1)), [[0.4 * 0.81, 4.0], [8 - 0.4 * 0.81, 4.0]]
-    )
+    torch.testing.assert_close(models_of(share_models(tree, SIZES, 3, 0.1)), [[0.4, 4.0], [7.6, 4.0]])
+    torch.testing.assert_close(models_of(share_models(tree, SIZES, 5, 0.1)), [[0.4 * 0.81, 4.0], [8 - 0.4 * 0.81, 4.0]])
 
 
 def test_the_mean_is_by_examples():
     tree = tree_of([0.0], [6.0], born=(0, 0))
-    assert models_of(drawn_together(tree, {0: 10, 1: 10, 2: 40}, 1, 0.5)) == [[2.0], [5.0]]
+    assert models_of(share_models(tree, {0: 10, 1: 10, 2: 40}, 1, 0.5)) == [[2.0], [5.0]]
 
 
 def test_only_new_clusters_move():
     tree = tree_of([0.0], [8.0], born=(2, 90))
-    old, new = models_of(drawn_together(tree, SIZES, 91, 0.1))
+    old, new = models_of(share_models(tree, SIZES, 91, 0.1))
     assert old[0] < 0.001
     torch.testing.assert_close(new, [7.6])
 
 
 def test_old_clusters_and_a_cluster_alone_stay_as_they_are():
     tree = tree_of([0.0], [8.0], born=(2, 2))
-    assert drawn_together(tree, SIZES, 100, 0.1) is tree
-    assert drawn_together(tree, SIZES, 3, 0.0) is tree
+    assert share_models(tree, SIZES, 100, 0.1) is tree
+    assert share_models(tree, SIZES, 3, 0.0) is tree
     alone = ParameterTree.root_only([0, 1], torch.zeros(2))
-    assert drawn_together(alone, SIZES, 3, 0.1) is alone
+    assert share_models(alone, SIZES, 3, 0.1) is alone
 
 
 def test_nobody_learns_from_a_cluster_that_runs_away():
     """That of adversaries, whose updates point away from what they should learn, has no bound."""
     tree = ParameterTree.star([(0,), (1,), (2,)], torch.tensor([[1.0], [-2.0], [1000.0]]))
     tree = ParameterTree((replace(tree.nodes[0], params=torch.zeros(1)), *tree.nodes[1:]))
-    assert joint_model(tree, {0: 10, 1: 10, 2: 10}).tolist() == [-0.5]  # the mean of the other two
-    assert joint_model(tree, {0: 10, 1: 10, 2: 30}).tolist() == pytest.approx([(10 - 20 + 30_000) / 50])  # a majority
+    assert average_models(tree, {0: 10, 1: 10, 2: 10}).tolist() == [-0.5]  # the mean of the other two
+    assert average_models(tree, {0: 10, 1: 10, 2: 30}).tolist() == pytest.approx(
+        [(10 - 20 + 30_000) / 50]
+    )  # a majority
     near = ParameterTree((tree.nodes[0], *tree.nodes[1:3], replace(tree.nodes[3], params=torch.tensor([6.0]))))
-    assert joint_model(near, {0: 10, 1: 10, 2: 10}).tolist() == pytest.approx([5 / 3])  # three times the median's way
+    assert average_models(near, {0: 10, 1: 10, 2: 10}).tolist() == pytest.approx(
+        [5 / 3]
+    )  # three times the median's way
 
 
 FOUND_IN = 7
@@ -86,7 +88,7 @@ def clustered(*clusters: tuple[int, ...]) -> ParameterTree:
         deltas=torch.tensor([[float(client)] for client in ids]),
     )
     at = torch.tensor([-9.0])
-    return regrouped(with_waiting(), clusters, made, at, round_number=FOUND_IN, criteria={"gap": 0.5})
+    return regroup(with_waiting(), clusters, made, at, round_number=FOUND_IN, criteria={"gap": 0.5})
 
 
 def leaf_with(tree: ParameterTree, *members: int):
@@ -131,12 +133,12 @@ def test_a_cluster_of_minorities_is_new_and_starts_from_where_most_of_it_were():
 
 def test_half_of_a_cluster_is_not_more_than_half():
     tree = ParameterTree.star([(0, 1), (2,)], torch.tensor([[1.0], [2.0]]))
-    apart = divided(tree, 1, [(0,), (1,)], FOUND_IN)
+    apart = divide(tree, 1, [(0,), (1,)], FOUND_IN)
     assert [(leaf.id, leaf.members) for leaf in apart.leaves if leaf.members] == [(2, (2,)), (3, (0,)), (4, (1,))]
 
 
 def test_a_cluster_that_is_divided_keeps_the_signatures_of_its_members():
-    tree = divided(with_waiting(), 1, [(0, 2), (1,)], FOUND_IN)
+    tree = divide(with_waiting(), 1, [(0, 2), (1,)], FOUND_IN)
     larger, smaller, other = leaf_with(tree, 0, 2), leaf_with(tree, 1), leaf_with(tree, 3, 4, 5)
     assert [leaf.id for leaf in (larger, smaller, other)] == [1, 3, 2]
     cached = [leaf.cached.flatten().tolist() for leaf in (larger, smaller, other) if leaf.cached is not None]

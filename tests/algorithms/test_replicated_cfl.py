@@ -244,7 +244,7 @@ def test_only_tests_take_of_the_level_and_their_shares_add_up_to_it():
     # Halves take of their quarter in every check; parts that are as they were take nothing of theirs.
     assert levels == pytest.approx([0.01 / 2, 0.01 / 8, 0.01 / 8, 0.01 / 24])
     algorithm = ReplicatedCFL(level=0.02)
-    assert sum(algorithm._share(j) for j in range(1, 10_000)) == pytest.approx(0.02 / 4, rel=1e-3)
+    assert sum(algorithm._get_level(j) for j in range(1, 10_000)) == pytest.approx(0.02 / 4, rel=1e-3)
     run = played(groups((1, TWO), (5, "0011001100110011")), CHECKS[1])
     assert [(state.halves, state.changes) for state in run.states[EARLY::3]] == [(0, 0), (1, 0), (1, 1)]
 

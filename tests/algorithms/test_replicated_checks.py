@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fedclade.algorithms.replicated_checks import by_halves
+from fedclade.algorithms.rcfl.replicate_test import cluster_by_halves
 from fedclade.clustering import Replicates, find_clusters, gain
 from fedclade.core import Updates
 
@@ -26,7 +26,7 @@ def federation(seed: int, noise: float = 1.0) -> Updates:
 
 
 def found(updates: Updates, now: np.ndarray, seed: int) -> np.ndarray:
-    return by_halves(updates, now, 0.05, np.random.default_rng(seed)).labels
+    return cluster_by_halves(updates, now, 0.05, np.random.default_rng(seed)).labels
 
 
 def test_right_clusters_are_parted_further_by_chance_alone_seldom():

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from fedclade import LocalTraining, ReplicatedCFL, simulate
-from fedclade.algorithms import replicated_cfl
-from fedclade.algorithms.replicated_cfl import ReplicatedState
-from fedclade.algorithms.replicated_checks import Parting
-from fedclade.algorithms.replicated_cohorts import CohortTests, _bounded_sum
+from fedclade.algorithms.rcfl import ReplicatedState, method
+from fedclade.algorithms.rcfl.cohorts import CohortTests, _sum_bounded
+from fedclade.algorithms.rcfl.data_splits import DataSplits
 from fedclade.core import Node, RunInterrupted
 from fedclade.core.queries import Evaluation
 from fedclade.core.updates import Updates
@@ -23,7 +22,7 @@ COUNT = 240
 
 @pytest.fixture(autouse=True)
 def _few_are_many(monkeypatch):
-    monkeypatch.setattr(replicated_cfl, "MANY_CLIENTS", 100)
+    monkeypatch.setattr(method, "MANY_CLIENTS", 100)
 
 
 @dataclass
@@ -101,9 +100,9 @@ def test_tested_are_a_sample_of_those_that_never_trained():
 
 @pytest.mark.parametrize("parent", [None, 0])
 def test_the_tests_of_a_cluster_have_all_of_the_level_and_no_more(parent):
-    tests = CohortTests(Parting(2, 10), 32, 0.01, 7)
+    tests = CohortTests(DataSplits(2, 10), 32, 0.01, 7)
     leaf = Node(1, parent, (), torch.zeros(1), born=0 if parent is None else 4)
-    due = [tests.due(leaf, number) for number in range(leaf.born + 1, leaf.born + 30)]
+    due = [tests.get_due_test(leaf, number) for number in range(leaf.born + 1, leaf.born + 30)]
     assert [test for test in due if test] == list(range(1, len([test for test in due if test]) + 1))
     assert [age for age, test in enumerate(due, start=1) if test][-4:] == [7, 14, 21, 28]
 
@@ -139,7 +138,7 @@ def test_the_root_serves_the_mean_of_the_clusters_by_members():
 
 
 def test_up_to_so_many_clients_everybody_is_asked_as_ever(monkeypatch):
-    monkeypatch.setattr(replicated_cfl, "MANY_CLIENTS", 20)
+    monkeypatch.setattr(method, "MANY_CLIENTS", 20)
     assert trained_in(played(cornered(20), 1), 1) == set(range(20))
 
 
@@ -173,14 +172,14 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(tmp_path):
 
 def test_parts_are_those_of_the_half_of_the_clients_that_has_more():
     sizes = dict(enumerate([10] * 49 + [45] * 51))
-    parting = Parting.of_cohorts(sizes, 0.01, 32)
-    assert parting.examples <= 45 < 2 * parting.examples
-    assert Parting.of_cohorts(dict.fromkeys(range(50), 1), 0.01, 32) is None
+    splits = DataSplits.choose_for_cohorts(sizes, 0.01, 32)
+    assert splits.min_examples <= 45 < 2 * splits.min_examples
+    assert DataSplits.choose_for_cohorts(dict.fromkeys(range(50), 1), 0.01, 32) is None
 
 
 def test_what_one_client_says_of_its_losses_does_not_merge_clusters_or_keep_them_apart():
     honest = [-0.2, -0.3, -0.1, -0.25]
-    assert _bounded_sum(honest) == pytest.approx(-0.85)
-    assert _bounded_sum([*honest, 1e18]) < 0
-    assert _bounded_sum([0.2, 0.3, 0.1, 0.25, -torch.inf]) > 0
-    assert _bounded_sum([]) == 0
+    assert _sum_bounded(honest) == pytest.approx(-0.85)
+    assert _sum_bounded([*honest, 1e18]) < 0
+    assert _sum_bounded([0.2, 0.3, 0.1, 0.25, -torch.inf]) > 0
+    assert _sum_bounded([]) == 0

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from fedclade import CFL, ConfigError, FedAvg, LocalTraining, simulate
-from fedclade.algorithms.base import State
-from fedclade.algorithms.replicated_checks import Parting
-from fedclade.algorithms.replicated_splits import in_two, train_and_test
+from fedclade.algorithms.rcfl.data_splits import DataSplits
+from fedclade.algorithms.rcfl.replicate_test import ReplicateTest, join_to_two
+from fedclade.algorithms.split_criterion import CFLState
 from fedclade.core import ParameterTree, Round
 from tests.tiny import details, federation_of, linear, perceptron, play, replicating
 
@@ -115,7 +115,7 @@ def test_clusters_that_are_most_alike_stay_together():
     labels = np.array([0, 1, 2, 0, 1, 2])
     similarity = np.full((6, 6), 0.1)
     similarity[np.ix_([1, 4], [2, 5])] = similarity[np.ix_([2, 5], [1, 4])] = 0.5
-    two = in_two(labels, similarity)
+    two = join_to_two(labels, similarity)
     assert two.tolist() == [1, 0, 0, 1, 0, 0], "the larger is the first"
 
 
@@ -131,20 +131,24 @@ def test_who_cannot_be_tested_stays(caplog):
 def test_a_cluster_of_clients_too_small_for_parts_trains_on_all_they_have():
     """Parts are as large as nearly all clients can make them; client 19 has fewer, and a cluster of its own."""
     clients, params = replicating(federation_of([0] * 19 + [1], [60] * 19 + [9]), linear(), "stacked")
-    parting = Parting.of(clients.sizes, 0.01)
-    assert parting is not None
-    state = State(ParameterTree.star([range(19), (19,)], params))
-    parts, tests = train_and_test(state, parting, range(20), clients, Round(3, SPEC), 0.01)
-    assert [(part.node, len(part.updates.ids)) for part in parts] == [(1, 19), (2, 1)]
-    assert list(tests) == [1]
+    criterion = ReplicateTest(level=0.01)
+    tree = ParameterTree.star([range(19), (19,)], params)
+    state = criterion.init(CFLState(tree, torch.zeros(len(tree.nodes))), clients)
+    assert state.parts > 0
+    trained = criterion.train(state, range(20), clients, Round(3, SPEC), weighted=True)
+    assert [(cluster.node, len(cluster.updates.ids)) for cluster in trained] == [(1, 19), (2, 1)]
+    examined = [criterion.examine(cluster, state, clients, Round(3, SPEC)) for cluster in trained]
+    assert [len(cluster.events) for cluster in examined] == [1, 0]
     whole = clients.train([19], params[None], [0], Round(3, SPEC))
-    torch.testing.assert_close(parts[1].updates.deltas, whole.deltas)
+    torch.testing.assert_close(trained[1].updates.deltas, whole.deltas)
 
 
 def test_few_clients_that_claim_few_examples_do_not_make_the_parts_small():
     honest = dict.fromkeys(range(10), 100)
-    assert Parting.of(honest | {0: 2, 1: 2}, 0.01) == Parting.of(dict.fromkeys(range(8), 100), 0.01)
-    assert Parting.of(honest | dict.fromkeys(range(4), 2), 0.01) == Parting.of(dict.fromkeys(range(6), 100), 0.01)
+    assert DataSplits.choose(honest | {0: 2, 1: 2}, 0.01) == DataSplits.choose(dict.fromkeys(range(8), 100), 0.01)
+    assert DataSplits.choose(honest | dict.fromkeys(range(4), 2), 0.01) == DataSplits.choose(
+        dict.fromkeys(range(6), 100), 0.01
+    )
 
 
 @pytest.mark.parametrize(
@@ -159,7 +163,9 @@ def test_thresholds_of_the_other_criterion_are_refused(setting):
 
 
 def test_another_criterion_is_refused():
-    with pytest.raises(ConfigError, match=r"algorithm\.criterion should be 'thresholds' or 'replicated', got 'norms'"):
+    with pytest.raises(
+        ConfigError, match=r"algorithm\.criterion should be 'thresholds' or 'replicated', or .*, got 'norms'"
+    ):
         CFL(criterion="norms")
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedclade import Adversary, DifferentialPrivacy, ExamplePrivacy, LocalTraining, ReplicatedCFL, simulate
-from fedclade.algorithms.replicated_checks import HALVES, Parting
+from fedclade.algorithms.rcfl.data_splits import HALVES, DataSplits
 from fedclade.channel import Budget, Channel, CountSketch, Lying, MatchingParts, Permutation, Unpacking
 from fedclade.channel.compose import client_side
 from fedclade.channel.matching_parts import shares_of
@@ -127,7 +127,7 @@ def test_rcfl_leaves_it_out_over_a_network_and_no_honest_client():
 @pytest.mark.parametrize("level", ["client", "example"])
 def test_rcfl_leaves_out_no_private_client_of_an_odd_number_of_examples_over_a_network(level, tmp_path, monkeypatch):
     """Halves of 33 examples are of 17 and 16; the client reports 32, and both sides weigh the halves alike."""
-    monkeypatch.setattr(Parting, "_of", classmethod(lambda cls, *of: HALVES))
+    monkeypatch.setattr(DataSplits, "_choose", classmethod(lambda cls, *of: HALVES))
     mechanism = DifferentialPrivacy if level == "client" else ExamplePrivacy
     privacy = mechanism(clip_norm=1.0, noise_multiplier=0.1)
     federation = federation_of((0, 1), sizes=[33, 34])

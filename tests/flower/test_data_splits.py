@@ -14,7 +14,8 @@ import torch
 from flwr.app import RecordDict
 
 from fedclade import LocalTraining, simulate
-from fedclade.algorithms import PFedMe, ReplicatedCFL, replicated_cfl
+from fedclade.algorithms import PFedMe, ReplicatedCFL
+from fedclade.algorithms.rcfl import method
 from fedclade.channel.accounting import Budget
 from fedclade.channel.privacy import DifferentialPrivacy
 from fedclade.core import Interpolation, LocalRule, MetaLearning, MoreauEnvelope, Round
@@ -435,7 +436,7 @@ def test_rcfl_does_not_end_with_forty_examples_a_client(
     clients: int, rounds: int, check_every: int, monkeypatch: pytest.MonkeyPatch
 ):
     """Every other check asks for new halves, which a client cannot make again and again."""
-    monkeypatch.setattr(replicated_cfl, "FEW_CLIENTS", 4)  # from which on there are checks by halves
+    monkeypatch.setattr(method, "FEW_CLIENTS", 4)  # from which on there are checks by halves
     federation = federation_of([0, 1] * (clients // 2), sizes=[40] * clients, validation=1, test=2)
     algorithm = ReplicatedCFL(check_every=check_every)
     settings: dict[str, Any] = {"local": LocalTraining(batch_size=40, lr=0.5), "evaluate_every": rounds}

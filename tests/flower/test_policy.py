@@ -365,7 +365,7 @@ def test_clients_score_as_many_models_as_they_allow_and_more_in_several_question
     with pytest.raises(UpdateError, match="forbids 4 models in one question, at most 2"):
         federated(grid_of(federation, config=few), FedDrift(step_rounds=1))
     everything = federated(grid_of(federation), FedDrift(step_rounds=1))
-    monkeypatch.setattr(feddrift, "AT_ONCE", 2)
+    monkeypatch.setattr(feddrift, "MODELS_PER_QUERY", 2)
     run = federated(grid_of(federation, config=few), FedDrift(step_rounds=1))
     assert reasons(run) == {}
     torch.testing.assert_close(run.tree.models([0, 1])[0], everything.tree.models([0, 1])[0], rtol=0, atol=0)

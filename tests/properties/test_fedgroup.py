@@ -189,7 +189,7 @@ def test_all_clients_join_a_group_before_round_1():
     federation = federation_of([k % 4 for k in range(12)], seed=1)
     for at_once in (3, 500):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(fedgroup, "AT_ONCE", at_once)
+            patch.setattr(fedgroup, "COLD_CLIENTS_PER_QUERY", at_once)
             run = played(FedGroup(groups=4, pretrain_scale=1), 2, fraction=0.25, federation=federation)
         first, *cold, _ = run.clients.asked("train", 1)
         assert [len(call.ids) for call in cold] == ([3, 3, 2] if at_once == 3 else [8])

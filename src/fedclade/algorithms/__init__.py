@@ -31,8 +31,9 @@ from fedclade.algorithms.pacfl import PACFL, SubspaceQuery
 from fedclade.algorithms.per_fedavg import PerFedAvg
 from fedclade.algorithms.pfedme import PFedMe
 from fedclade.algorithms.private_choice import PrivateChoice
-from fedclade.algorithms.replicated_cfl import ReplicatedCFL
+from fedclade.algorithms.rcfl import ReplicatedCFL
 from fedclade.algorithms.scaffold import Scaffold
+from fedclade.algorithms.split_criterion import ExaminedCluster, ProposedSplit, SplitCriterion
 from fedclade.algorithms.stocfl import StoCFL
 from fedclade.core import ConfigError, Event, FedcladeError, check_arguments, known_arguments, name_of, named, shown
 
@@ -51,6 +52,7 @@ __all__ = [
     "DescriptorQuery",
     "Ditto",
     "Event",
+    "ExaminedCluster",
     "FeSEM",
     "FedAvg",
     "FedBN",
@@ -71,10 +73,12 @@ __all__ = [
     "PFedMe",
     "PerFedAvg",
     "PrivateChoice",
+    "ProposedSplit",
     "ReplicatedCFL",
     "RoundLog",
     "Scaffold",
     "ShiftQuery",
+    "SplitCriterion",
     "State",
     "StoCFL",
     "SubspaceQuery",
@@ -170,8 +174,9 @@ def options_of(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def describe(algorithm: Algorithm) -> dict[str, Any]:
-    """Return an algorithm's name and hyper-parameters, as a config has them."""
-    return {"name": name_of("algorithms", type(algorithm), BUILTIN), **options_of(algorithm)}
+    """Return an algorithm's name and hyper-parameters, as a config has them; objects by a text that describes them."""
+    options = {name: getattr(value, "described", value) for name, value in options_of(algorithm).items()}
+    return {"name": name_of("algorithms", type(algorithm), BUILTIN), **options}
 
 
 def build_algorithm(

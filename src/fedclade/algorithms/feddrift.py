@@ -1,31 +1,54 @@
-"""FedDrift and FedDrift-Eager: Jothimurugesan, Hsieh, Wang, Joshi, Gibbons 2023, Algorithms 1 and 2.
+"""FedDrift and FedDrift-Eager: Jothimurugesan et al. 2023, Algorithms 1 and 2.
 
-Time goes in steps of some rounds, and every client gets new data at the start of each. It then takes the most accurate
-of the models on its new data; if even that is less accurate by more than δ than its model was on the data of the step
-before, its concept has drifted, and it opens a model of its own, a copy of the most accurate. Then models are merged,
-by complete linkage up to δ′, that are about as accurate on each other's data as on their own: d(i, j) =
-max(A_ii − A_ij, A_jj − A_ji, 0), with A_ij the accuracy of model i on all data of model j. A model is trained on all
-data that was ever assigned to it: a client trains every model to which data of some step of its own belongs.
+The authors are Jothimurugesan, Hsieh, Wang, Joshi and Gibbons.
+
+Time is divided into steps of some rounds, and every client gets new data at the start of each.
+
+1. *Choose.* Every client takes the most accurate of the models on its new data. If even this one is
+   less accurate, by more than δ, than the client's model was on the data of the step before, the
+   client's concept has drifted.
+2. *Open.* A client that has drifted opens a new model, a copy of the most accurate.
+3. *Merge.* Models that are about as accurate on each other's data as on their own are merged, by
+   complete linkage up to δ′. Their distance is d(i, j) = max(A_ii − A_ij, A_jj − A_ji, 0), with
+   A_ij the accuracy of model i on all data of model j.
+4. *Train.* In the rounds of the step a model is trained on all data that was ever assigned to it: a
+   client trains every model to which its data of some step belongs.
 
 Where paper and official code leave a choice, this file makes it:
 
-- A step begins where clients' data changes (:class:`~fedclade.data.Stage`), and after ``step_rounds``. Where data stays
-  the same, so do the data of all steps, and a client that trains a model on those of several has each example once.
-- Every client begins with a model of its own, all of them equal, as in the run that the official code names FedDrift;
-  its δ and W are the defaults here. The paper sets δ for each data set: 0.04 for SEA, 0.2 for SINE, 0.1 for CIRCLE and
-  MNIST. With ``start = "together"`` all begin with one model, as in the algorithms.
-- Where clients keep earlier data (``accumulate``), so does the data of each step, and each example trains a model once.
-- Clients compute A on all of their data, and report accuracies and numbers of examples. (The official code does so on
-  the server, which has all data there, and on twenty batches.)
-- A model is in use as long as some data is assigned to it; one that no client has in the step is kept, but not trained
-  (official code). A merged model is the mean, weighted by how many (client, step) are assigned to each (official code).
-- A model that is opened takes no part in merging in its step, and is isolated for W steps: nobody else may take it.
-- Where ``models`` limits their number, a new one takes the place of the one that was used least recently, of equals one
-  drawn at random, and if all are used in the step, the client stays with the most accurate (official code).
-  There the first new models take the places of those that clients began with; here that is of those least used.
-- All clients, not a cohort, report at the start of a step; one that does not answer stays with its model.
-- A newcomer during a run takes the most accurate model at once. After a run, that with the lowest loss.
-- Another metric than accuracy takes its place where the task has another; δ is in its unit.
+**Time steps.** A step begins where clients' data changes (:class:`~fedclade.data.Stage`), and after
+``step_rounds``. Where data stays the same, so does the data of all steps, and a client that trains
+a model on the data of several steps has each example once.
+
+**Initial models.** Every client begins with a model of its own, all of them equal, as in the run
+that the official code names FedDrift; its δ and W are the defaults here. The paper sets δ for each
+data set: 0.04 for SEA, 0.2 for SINE, 0.1 for CIRCLE and MNIST. With ``start = "together"`` all
+clients begin with one model, as in the algorithms.
+
+**Accumulated data.** Where clients keep earlier data (``accumulate``), it is part of the data of
+each later step, and each example trains a model once.
+
+**Accuracies.** Clients compute A on all of their data, and report accuracies and numbers of
+examples. (The official code does so on the server, which has all data there, and on twenty
+batches.)
+
+**Models in use.** A model is in use as long as some data is assigned to it. If no client has it in
+the step, it is kept, but not trained (official code). A merged model is the mean, weighted by the
+number of pairs (client, step) that are assigned to each (official code).
+
+**Isolation.** A model that is opened is not merged in its step, and is isolated for W steps: no
+other client may take it.
+
+**Number of models.** Where ``models`` limits it, a new model replaces the one that was used least
+recently, of several one drawn at random. If all are used in the step, the client stays with the
+most accurate (official code). There the first new models replace those that clients began with;
+here those that were used least recently.
+
+**Participation.** All clients, not a cohort, report at the start of a step; one that does not reply
+stays with its model. A newcomer during a run takes the most accurate model at once, after a run the
+one with the lowest loss.
+
+**Metric.** If the task has another metric than accuracy, this is used, and δ is in its unit.
 """
 
 from __future__ import annotations
@@ -62,32 +85,31 @@ from fedclade.core import (
     require,
 )
 
-# What FedDrift keeps from time step to time step, and how clients and models move at the start of
-# one.
-
 WORST = -1e18
-"""In place of the score of a model that has diverged."""
+"""Score of a model that has diverged."""
 
-AT_ONCE = 64
-"""Models that a client is asked about in one question: more it may refuse (``max-models``)."""
+MODELS_PER_QUERY = 64
+"""Largest number of models in a query to a client, which may refuse more (``max-models``)."""
 
 
 @dataclass(frozen=True, eq=False)
 class FedDriftState(State):
-    """What data belongs to which model, and what clients reported in the last step.
+    """State of FedDrift between rounds: the data of each model, and the reports of the last step.
 
     Parameters
     ----------
     ids
-        The clients that there have been, ``[n]``, in the order of what follows.
+        All clients that there have been, ``[n]``, in the order of the following columns.
     assigned
-        The leaf of the model that the data of each client belongs to in each step, int64 ``[steps, n]``; 0: to none.
+        Leaf of the model that the data of each client belongs to in each step, int64
+        ``[steps, n]``; 0 for none.
     accuracy
-        Of each client's most accurate model on its data of the last step, float64 ``[n]``; NaN where it is not known.
+        Accuracy of each client's most accurate model on its data of the last step, float64 ``[n]``;
+        NaN where it is not known.
     until
-        The step in which each client's isolation ends, int64 ``[n]``; 0 where it is not isolated.
+        Step in which each client's isolation ends, int64 ``[n]``; 0 where it is not isolated.
     begun, stages
-        The first round of each step, and which stage clients' data was in.
+        First round of each step, and the stage of clients' data in it.
     """
 
     ids: tuple[int, ...]
@@ -101,226 +123,345 @@ class FedDriftState(State):
     def first(cls, tree: ParameterTree, ids: Sequence[int]) -> FedDriftState:
         """Return the state before the first step, in which no data belongs to any model."""
         n = len(ids)
-        unknown, none = torch.full((n,), torch.nan, dtype=torch.float64), torch.zeros(n, dtype=torch.int64)
-        return cls(tree, tuple(ids), torch.zeros(0, n, dtype=torch.int64), unknown, none)
+        return cls(
+            tree,
+            tuple(ids),
+            assigned=torch.zeros(0, n, dtype=torch.int64),
+            accuracy=torch.full((n,), torch.nan, dtype=torch.float64),
+            until=torch.zeros(n, dtype=torch.int64),
+        )
 
     @property
     def free(self) -> list[int]:
-        """The leaves of the models that clients may take: some data belongs to them, and nobody is isolated there.
+        """Leaves of the models that clients may take.
 
-        Before the first step no data belongs to any, and clients may take those that somebody begins with.
+        They have data of some step, and no client is isolated there.
+
+        Before the first step no data belongs to any model, and clients may take those with members.
         """
         if not len(self.assigned):
             return [leaf.id for leaf in self.tree.leaves if leaf.members]
-        apart = set(self.assigned[-1][self.until > 0].tolist())
-        return [node for node in self.assigned.unique().tolist() if node and node not in apart]
+        isolated = set(self.assigned[-1][self.until > 0].tolist())
+        return [node for node in self.assigned.unique().tolist() if node and node not in isolated]
 
     def with_clients(self, ids: Sequence[int]) -> FedDriftState:
-        """Return the state after clients came of which nothing is known."""
+        """Return the state with newcomers, of which nothing is known yet."""
         new = FedDriftState.first(self.tree, ids)
-        none = new.assigned.new_zeros(len(self.assigned), len(ids))
-        pairs = {"accuracy": (self.accuracy, new.accuracy), "until": (self.until, new.until)}
-        longer = {name: torch.cat(each) for name, each in pairs.items()}
-        assigned = torch.cat([self.assigned, none], dim=1)
-        return replace(self, tree=self.tree.with_newcomers(ids), ids=(*self.ids, *ids), assigned=assigned, **longer)
+        unassigned = new.assigned.new_zeros(len(self.assigned), len(ids))
+        return replace(
+            self,
+            tree=self.tree.with_newcomers(ids),
+            ids=(*self.ids, *ids),
+            assigned=torch.cat([self.assigned, unassigned], dim=1),
+            accuracy=torch.cat([self.accuracy, new.accuracy]),
+            until=torch.cat([self.until, new.until]),
+        )
 
 
-def accuracies(
+def query_accuracies(
     tree: ParameterTree, nodes: Sequence[int], ids: Sequence[int], clients: Clients, data_round: int = 0
 ) -> tuple[dict[int, NDArray[np.float64]], dict[int, int]]:
-    """Return how accurate m models are on the training data that some clients held in a round, or hold now.
+    """Query clients for the accuracies of models on their training data.
 
-    Of each client that answers, and has a score, the accuracies ``[m]`` and the number of its examples.
+    Parameters
+    ----------
+    tree
+        The tree with the models.
+    nodes
+        Nodes of the m models.
+    ids
+        The clients.
+    clients
+        All clients; queries go through this object.
+    data_round
+        The round whose data is meant; 0: the present data.
+
+    Returns
+    -------
+    tuple of dict
+        For each client that replied, and has a score: the accuracies ``[m]``, and its number of
+        examples.
     """
     if not nodes or not ids:
         return {}, {}
-    found, counts = dict.fromkeys(ids, np.zeros(0)), dict[int, int]()
-    for first in range(0, len(nodes), AT_ONCE):
-        models, rows = tree.models(nodes[first : first + AT_ONCE])
-        each, m = [client for client in found for _ in rows], len(rows)
-        reply = clients.ask(EvaluationQuery(each, models, [*rows] * len(found), "train", data_round=data_round))
-        merits = reply.merit.double().nan_to_num(nan=torch.nan, neginf=WORST).view(-1, m).numpy()
-        found = {c: np.append(found[c], mine) for c, mine in zip(reply.ids[::m], merits, strict=True)}
-        counts = dict(zip(found, reply.examples.view(-1, m)[:, 0].tolist(), strict=True))
-        if not found:
+    accuracies = dict.fromkeys(ids, np.zeros(0))
+    examples: dict[int, int] = {}
+    for first in range(0, len(nodes), MODELS_PER_QUERY):
+        models, rows = tree.models(nodes[first : first + MODELS_PER_QUERY])
+        n_models = len(rows)
+        queried: list[int] = []  # each client once for each model
+        for client in accuracies:
+            queried += [client] * n_models
+        assignment = list(rows) * len(accuracies)
+        reply = clients.ask(EvaluationQuery(queried, models, assignment, "train", data_round=data_round))
+        scores = reply.merit.double().nan_to_num(nan=torch.nan, neginf=WORST).view(-1, n_models).numpy()
+        replied = reply.ids[::n_models]
+        # Clients that did not reply to a query are not queried on further models.
+        accuracies = {client: np.append(accuracies[client], row) for client, row in zip(replied, scores, strict=True)}
+        examples = dict(zip(replied, reply.examples.view(-1, n_models)[:, 0].tolist(), strict=True))
+        if not accuracies:
             break
-    # A metric that is undefined for all models says nothing of a client.
-    found = {client: np.nan_to_num(mine, nan=WORST) for client, mine in found.items() if not np.isnan(mine).all()}
-    return found, {client: counts[client] for client in found}
+    # A client for which the metric is undefined for all models has no score.
+    known = {client: row for client, row in accuracies.items() if not np.isnan(row).all()}
+    scored = {client: np.nan_to_num(row, nan=WORST) for client, row in known.items()}
+    return scored, {client: examples[client] for client in scored}
 
 
 @dataclass(eq=False)
-class Move:
-    """The start of a time step, in which clients and models move."""
+class TimeStep:
+    """The start of a time step, in which clients choose models, and models are opened and merged.
+
+    Its fields change in the course of the start; :meth:`finish` returns the state after it.
+
+    Parameters
+    ----------
+    clients, this_round
+        As in :meth:`FedDrift.step`.
+    before
+        The tree before the step.
+    tree
+        The tree with the models that are opened and merged.
+    ids, accuracy, until, begun, stages
+        As in :class:`FedDriftState`, this step included.
+    assigned
+        As there, with a last row for this step, ``[steps, n]``.
+    free
+        Leaves of the models that clients may take.
+    accuracies
+        Accuracy of each free model on each client's data.
+    events
+        What has happened.
+    """
 
     clients: Clients
     this_round: Round
     before: ParameterTree
     tree: ParameterTree
     ids: tuple[int, ...]
-    assigned: Indices  # [steps, n], of which the last is this step's
+    assigned: Indices
     accuracy: NDArray[np.float64]
     until: Indices
     begun: tuple[int, ...]
     stages: tuple[int, ...]
     free: list[int]
-    found: Mapping[int, NDArray[np.float64]] = field(default_factory=dict[int, NDArray[np.float64]])
+    accuracies: Mapping[int, NDArray[np.float64]] = field(default_factory=dict[int, NDArray[np.float64]])
     events: list[Event] = field(default_factory=list[Event])
 
     @classmethod
-    def begin(cls, state: FedDriftState, clients: Clients, this_round: Round) -> Move:
-        """Begin a step, in which isolation ends for some, and no data belongs to any model yet."""
+    def begin(cls, state: FedDriftState, clients: Clients, this_round: Round) -> TimeStep:
+        """Begin a step: isolation ends for some clients, and no data belongs to any model yet."""
         step = len(state.begun)
         until = np.where(state.until.numpy() == step, 0, state.until.numpy())
         free = replace(state, until=torch.from_numpy(until)).free if step else []
+        unassigned = np.zeros((1, len(state.ids)), dtype=np.int64)
         return cls(
-            clients,
-            this_round,
-            state.tree,
-            state.tree,
-            state.ids,
-            np.vstack([state.assigned.numpy(), np.zeros((1, len(state.ids)), dtype=np.int64)]),
-            state.accuracy.numpy().copy(),
-            until,
-            (*state.begun, this_round.number),
-            (*state.stages, clients.stage),
-            free,
+            clients=clients,
+            this_round=this_round,
+            before=state.tree,
+            tree=state.tree,
+            ids=state.ids,
+            assigned=np.vstack([state.assigned.numpy(), unassigned]),
+            accuracy=state.accuracy.numpy().copy(),
+            until=until,
+            begun=(*state.begun, this_round.number),
+            stages=(*state.stages, clients.stage),
+            free=free,
         )
 
     @property
-    def there(self) -> list[int]:
-        """The clients that are there, in the order of the state."""
-        there = set(self.clients.ids)
-        return [client for client in self.ids if client in there]
+    def available(self) -> list[int]:
+        """Clients that are available, in the order of the state."""
+        available = set(self.clients.ids)
+        return [client for client in self.ids if client in available]
 
-    def stay(self) -> None:
-        """Let all clients stay where they are in the first step; their accuracy is that of the initial model."""
+    def keep_models(self) -> None:
+        """Let all clients keep their initial models in the first step, and query accuracies."""
         leaf_of = self.tree.leaf_of
-        found, _ = accuracies(self.tree, [self.tree.leaves[0].id], self.there, self.clients)
-        for place, client in enumerate(self.ids):
-            self.assigned[-1, place] = leaf_of.get(client, 0)
-            self.accuracy[place] = found[client][0] if client in found else np.nan
+        initial = self.tree.leaves[0].id  # all initial models are equal
+        accuracies, _ = query_accuracies(self.tree, [initial], self.available, self.clients)
+        for column, client in enumerate(self.ids):
+            self.assigned[-1, column] = leaf_of.get(client, 0)
+            self.accuracy[column] = accuracies[client][0] if client in accuracies else np.nan
 
-    def choose(self, delta: float) -> list[int]:
-        """Let clients that are not isolated take the most accurate model; return those whose concept has drifted."""
+    def choose_models(self, delta: float) -> list[int]:
+        """Let clients that are not isolated take the most accurate model.
+
+        Returns
+        -------
+        list of int
+            The clients whose concept has drifted: their accuracy has dropped by more than δ.
+        """
         drifted: list[int] = []
         leaf_of = self.tree.leaf_of
-        self.found, _ = accuracies(self.tree, self.free, self.there, self.clients)
-        for place, client in enumerate(self.ids):
-            if self.until[place] or client not in self.found:
-                self.assigned[-1, place] = leaf_of.get(client, 0)
+        self.accuracies, _ = query_accuracies(self.tree, self.free, self.available, self.clients)
+        for column, client in enumerate(self.ids):
+            if self.until[column] or client not in self.accuracies:
+                self.assigned[-1, column] = leaf_of.get(client, 0)
                 continue
-            best = int(self.found[client].argmax())
-            self.assigned[-1, place] = self.free[best]
-            if self.accuracy[place] - self.found[client][best] > delta:
+            best = int(self.accuracies[client].argmax())
+            best_accuracy = self.accuracies[client][best]
+            self.assigned[-1, column] = self.free[best]
+            if self.accuracy[column] - best_accuracy > delta:
                 drifted.append(client)
-            self.accuracy[place] = self.found[client][best]
+            self.accuracy[column] = best_accuracy
         return drifted
 
-    def open(self, ids: Sequence[int], most: int | None, isolation: int = 0) -> None:
-        """Open a model for clients that have drifted, a copy of the first one's; or let them be if there is no room."""
+    def open_model(self, ids: Sequence[int], largest_number: int | None, isolation: int = 0) -> None:
+        """Open a model for clients that have drifted, a copy of the first client's most accurate.
+
+        If there are ``largest_number`` models, it replaces the one that was used least recently.
+        If all of them are used in this step, the clients stay where they are.
+
+        Parameters
+        ----------
+        ids
+            The clients, which share the model.
+        largest_number
+            Largest number of models; None: any.
+        isolation
+            Number of steps W in which no other client may take the model.
+        """
         if not ids:
             return
-        places = [self.ids.index(client) for client in ids]
         used = set(np.unique(self.assigned).tolist()) - {0}
-        if most is not None and len(used) >= most:
-            last = {node: int(np.flatnonzero((self.assigned == node).any(axis=1))[-1]) for node in sorted(used)}
-            oldest = [node for node, step in last.items() if step == min(last.values())]
-            if last[oldest[0]] == len(self.assigned) - 1:
+        if largest_number is not None and len(used) >= largest_number:
+            replaced = self._find_least_recently_used(used)
+            if replaced is None:
                 return
-            gone = int(self.this_round.generator(f"model {len(self.tree.nodes)}").choice(oldest))
-            self.assigned[self.assigned == gone] = 0
-        copied = self.tree.nodes[int(self.assigned[-1, places[0]])]
+            self.assigned[self.assigned == replaced] = 0
+        columns = [self.ids.index(client) for client in ids]
+        copied = self.tree.nodes[int(self.assigned[-1, columns[0]])]
         new = Node(len(self.tree.nodes), 0, (), copied.params, born=self.this_round.number - 1)
         self.tree = ParameterTree((*self.tree.nodes, new))
-        self.assigned[-1, places] = new.id
+        self.assigned[-1, columns] = new.id
         if isolation:
-            self.until[places] = len(self.assigned) - 1 + isolation
+            self.until[columns] = len(self.assigned) - 1 + isolation
 
-    def merge(self, most_apart: float) -> None:
-        """Merge models that are about as accurate on each other's data as on their own, by complete linkage."""
+    def _find_least_recently_used(self, used: set[int]) -> int | None:
+        """Return the model that was used least recently; None if all are used in this step."""
+        last_use: dict[int, int] = {}
+        for node in sorted(used):
+            steps = np.flatnonzero((self.assigned == node).any(axis=1))
+            last_use[node] = int(steps[-1])
+        earliest = min(last_use.values())
+        if earliest == len(self.assigned) - 1:
+            return None
+        oldest = [node for node, step in last_use.items() if step == earliest]
+        generator = self.this_round.generator(f"model {len(self.tree.nodes)}")
+        return int(generator.choice(oldest))
+
+    def merge_models(self, largest_distance: float) -> None:
+        """Merge models that are about as accurate on each other's data as on their own."""
         nodes = [node for node in self.free if (self.assigned == node).any()]
         if len(nodes) < 2:
             return
-        found = self._cluster_accuracies(nodes)
-        known = np.flatnonzero(np.isfinite(found.diagonal()))
+        accuracies = self._compare_models(nodes)
+        known = np.flatnonzero(np.isfinite(accuracies.diagonal()))
         if len(known) < 2:
             return
-        nodes, A = [nodes[k] for k in known.tolist()], found[np.ix_(known, known)]
-        worse = A.diagonal()[:, None] - A  # how much worse model i is on the data of j than on its own
-        apart = np.maximum(np.maximum(worse, worse.T), 0)
-        merges = agglomerate(scipy.spatial.distance.squareform(apart, checks=False), "complete")
-        labels = cut(merges, 1 + int(np.count_nonzero(merges[:, 2] > most_apart)))
+        nodes = [nodes[place] for place in known.tolist()]
+        accuracies = accuracies[np.ix_(known, known)]  # A_ij
+        drops = accuracies.diagonal()[:, None] - accuracies  # A_ii − A_ij
+        distances = np.maximum(np.maximum(drops, drops.T), 0)
+        merges = agglomerate(scipy.spatial.distance.squareform(distances, checks=False), "complete")
+        n_clusters = 1 + int(np.count_nonzero(merges[:, 2] > largest_distance))
+        labels = cut(merges, n_clusters)
         for label in dict.fromkeys(labels.tolist()):
-            first, *others = [node for node, its in zip(nodes, labels, strict=True) if its == label]
-            if not others:
-                continue
-            each = (first, *others)
-            weights = torch.tensor([int((self.assigned == node).sum()) for node in each], dtype=torch.float64)
-            params = torch.stack([self.tree.nodes[node].params for node in each])
-            merged = (weights / weights.sum()).to(params) @ params
-            self.tree = self.tree.with_model(first, merged)
-            self.assigned[np.isin(self.assigned, others)] = first
-            self.events.append(Merged(first, tuple(others)))
+            self._merge(np.array(nodes)[labels == label].tolist())
 
-    def _cluster_accuracies(self, nodes: Sequence[int]) -> NDArray[np.float64]:
-        """Return how accurate each model is on all data of each, ``[m, m]``: row i is model i, NaN without data."""
-        right, total = np.zeros((len(nodes), len(nodes))), np.zeros(len(nodes))
-        there = set(self.there)
+    def _merge(self, nodes: Sequence[int]) -> None:
+        """Merge models into the first, weighted by the pairs (client, step) assigned to each."""
+        first, *others = nodes
+        if not others:
+            return
+        weights = torch.tensor([int((self.assigned == node).sum()) for node in nodes], dtype=torch.float64)
+        models = torch.stack([self.tree.nodes[node].params for node in nodes])
+        self.tree = self.tree.with_model(first, (weights / weights.sum()).to(models) @ models)
+        self.assigned[np.isin(self.assigned, others)] = first
+        self.events.append(Merged(first, tuple(others)))
+
+    def _compare_models(self, nodes: Sequence[int]) -> NDArray[np.float64]:
+        """Return the accuracy A_ij of model i on all data of model j, ``[m, m]``, or NaN."""
+        correct = np.zeros((len(nodes), len(nodes)))  # examples that model i predicts right
+        total = np.zeros(len(nodes))
+        available = set(self.available)
+        # All steps of one stage have the same data, so that clients are queried once for each.
         for stage in sorted(set(self.stages)):
-            steps = [step for step, of in enumerate(self.stages) if of == stage]
-            owned = self.assigned[steps]
-            ids = [c for c, its in zip(self.ids, owned.T, strict=True) if c in there and np.isin(its, nodes).any()]
-            held = 0 if stage == self.stages[-1] else self.begun[steps[0]]
-            found, counts = accuracies(self.tree, nodes, ids, self.clients, held)
-            for client, mine in found.items():
-                of_client = owned[:, self.ids.index(client)]
-                for j, node in enumerate(nodes):
-                    examples = counts[client] * int((of_client == node).sum())
-                    right[:, j] += mine * examples
-                    total[j] += examples
+            steps = [step for step, stage_of_step in enumerate(self.stages) if stage_of_step == stage]
+            of_stage = self.assigned[steps]
+            columns = np.flatnonzero(np.isin(of_stage, nodes).sum(axis=0))
+            owners = [self.ids[column] for column in columns.tolist()]
+            ids = [client for client in owners if client in available]
+            data_round = 0 if stage == self.stages[-1] else self.begun[steps[0]]
+            accuracies, examples = query_accuracies(self.tree, nodes, ids, clients=self.clients, data_round=data_round)
+            for client, row in accuracies.items():
+                assigned = of_stage[:, self.ids.index(client)]
+                for column, node in enumerate(nodes):
+                    count = examples[client] * int((assigned == node).sum())
+                    correct[:, column] += row * count
+                    total[column] += count
         with np.errstate(invalid="ignore"):
-            return right / np.where(total > 0, total, np.nan)
+            return correct / np.where(total > 0, total, np.nan)
 
-    def ended(self) -> tuple[FedDriftState, list[Event]]:
-        """Return the state in the step, and what happened."""
-        there = set(self.clients.ids)
-        places = {client: place for place, client in enumerate(self.ids)}
-        taken = {client: int(self.assigned[-1, places[client]]) for client in self.ids if client in there}
+    def finish(self) -> tuple[FedDriftState, list[Event]]:
+        """Return the state after the start of the step, and what happened."""
+        column_of = {client: column for column, client in enumerate(self.ids)}
+        taken = {client: int(self.assigned[-1, column_of[client]]) for client in self.available}
         tree = self.tree.reassigned(taken)
         events = list(self.events)
         for leaf in tree.leaves:
-            held = self.before.nodes[leaf.id].members if leaf.id < len(self.before.nodes) else ()
-            if came := tuple(sorted(set(leaf.members) - set(held))):
-                events.append(Joined(leaf.id, came))
-            if held and not leaf.members:
+            is_new = leaf.id >= len(self.before.nodes)
+            members_before = () if is_new else self.before.nodes[leaf.id].members
+            joined = tuple(sorted(set(leaf.members) - set(members_before)))
+            if joined:
+                events.append(Joined(leaf.id, joined))
+            if members_before and not leaf.members:
                 events.append(Empty(leaf.id))
-        assigned, accuracy, until = map(torch.from_numpy, (self.assigned, self.accuracy, self.until))
-        return FedDriftState(tree, self.ids, assigned, accuracy, until, self.begun, self.stages), events
+        state = FedDriftState(
+            tree,
+            self.ids,
+            assigned=torch.from_numpy(self.assigned),
+            accuracy=torch.from_numpy(self.accuracy),
+            until=torch.from_numpy(self.until),
+            begun=self.begun,
+            stages=self.stages,
+        )
+        return state, events
 
 
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class FedDrift(OneCohort[FedDriftState]):
-    """FedDrift (Jothimurugesan et al. 2023): models are opened where accuracy drops, and merged where they agree.
+    """FedDrift: models are opened where accuracy drops, and merged where they agree.
+
+    Jothimurugesan et al. 2023, Algorithms 1 and 2.
 
     Parameters
     ----------
     step_rounds
-        R, the rounds of a time step; it ends earlier where clients' data changes. The paper's 200 are more than most
-        runs over data that stays the same have: such a run needs several steps.
+        R ≥ 1, the number of rounds of a time step; it ends earlier where clients' data changes. The
+        paper's 200 are more than most runs over data that stays the same have: such a run needs
+        several steps.
     delta
-        δ: by how much a client's accuracy may fall from one step to the next before it opens a model, at least 0.
+        δ ≥ 0, the drop of a client's accuracy from one step to the next above which it opens a
+        model.
     delta_merge
-        δ′: up to which distance models are merged, at least 0; δ if left out.
+        δ′ ≥ 0, the distance up to which models are merged; None: δ.
     isolation
-        W: for how many steps a client that has drifted keeps to the model that it opened, and others do not get it.
+        W ≥ 1, the number of steps in which a client that has drifted stays with the model that it
+        opened, and no other client gets it.
     start
         Whether clients begin ``alone``, each with a model of its own, or ``together`` with one.
     eager
-        FedDrift-Eager: those who drift in a step open one model together, nobody is isolated, and nothing is merged.
+        FedDrift-Eager: all clients that drift in a step open one model together, none is isolated,
+        and nothing is merged.
     models
-        How many models there may be at most; any number, if left out.
+        Largest number of models, at least 1; None: any.
+
+    Raises
+    ------
+    ConfigError
+        If an option is out of range; one line for each.
     """
 
     state_type = FedDriftState
@@ -335,34 +476,41 @@ class FedDrift(OneCohort[FedDriftState]):
     models: int | None = None
 
     def __post_init__(self) -> None:
-        most, apart = self.models, self.delta_merge
+        delta_merge = self.delta_merge
+        models = self.models
         require(
             ("algorithm.step_rounds", self.step_rounds, self.step_rounds >= 1, "at least 1"),
             ("algorithm.delta", self.delta, self.delta >= 0, "at least 0"),
-            ("algorithm.delta_merge", apart, apart is None or apart >= 0, "at least 0, or left out"),
+            ("algorithm.delta_merge", delta_merge, delta_merge is None or delta_merge >= 0, "at least 0, or left out"),
             ("algorithm.isolation", self.isolation, self.isolation >= 1, "at least 1"),
             ("algorithm.start", self.start, self.start in ("alone", "together"), "'alone' or 'together'"),
-            ("algorithm.models", most, most is None or most >= 1, "at least 1, or left out"),
+            ("algorithm.models", models, models is None or models >= 1, "at least 1, or left out"),
         )
 
     @property
     def needs_updates(self) -> bool:
-        """Whether a step works on the updates of single clients."""
+        """Return False: sums over the clients of a model suffice."""
         return False
 
     @property
     def compares(self) -> bool:
-        """Whether a step looks at signatures of updates."""
+        """Return False: no signatures of updates are compared."""
         return False
 
     def check_clients(self, clients: int) -> None:
-        """Check that there are as many models as clients, where each begins with one; a ConfigError otherwise."""
-        enough = self.models is None or self.start == "together" or self.models >= clients
+        """Check that there may be as many models as clients, if each client begins with one.
+
+        Raises
+        ------
+        ConfigError
+            If there may not.
+        """
+        valid = self.models is None or self.start == "together" or self.models >= clients
         rule = f"at least the number of clients, {clients}, where start is 'alone'"
-        require(("algorithm.models", self.models, enough, rule))
+        require(("algorithm.models", self.models, valid, rule))
 
     def too_short(self, rounds: int) -> str:
-        """Return that in a single time step there is nothing to merge and no drift."""
+        """Return a warning if the run is one time step, in which no model is opened or merged."""
         if rounds > self.step_rounds:
             return ""
         alone = "every client trains alone" if self.start == "alone" else "it is federated averaging"
@@ -372,7 +520,7 @@ class FedDrift(OneCohort[FedDriftState]):
         )
 
     def init(self, params: Tensor, clients: Clients) -> FedDriftState:
-        """Give every client a model, equal to all others; no data belongs to any yet."""
+        """Give every client a model, all of them equal, or all clients one; none has data yet."""
         ids = tuple(clients.ids)
         clusters = [[client] for client in ids] if self.start == "alone" else [ids]
         return FedDriftState.first(ParameterTree.star(clusters, params), ids)
@@ -380,85 +528,187 @@ class FedDrift(OneCohort[FedDriftState]):
     def step(
         self, state: FedDriftState, cohort: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[FedDriftState, RoundLog]:
-        """Run one round: if a time step begins, see where clients go; then train every model that is in use."""
-        events, number, cohort = list[Event](), this_round.number, sorted(cohort)
-        changed = not state.stages or clients.stage != state.stages[-1]
-        if changed or number - state.begun[-1] >= self.step_rounds:
-            state, events = self._new_step(state, clients, this_round)
-        there, leaf_of, tree = set(clients.ids), state.tree.leaf_of, state.tree
-        used = sorted({leaf.id for leaf in tree.leaves if there.intersection(leaf.members)})
-        holds = {node: [client for client in cohort if leaf_of[client] == node] for node in used}
-        present = self._trained(state, holds, clients, this_round)
-        parts = list[ClusterUpdate]()
-        for node, ids in holds.items():
-            owners = self._owners(state, node)
-            others = [client for client in cohort if client in owners and client not in ids]
-            # Clients keep what they train of the model that they have in the step, and nothing of others.
-            former = self._trained(state, {node: others}, clients, replace(this_round, purpose=BESIDE))
-            its = present.select(ids) if present is not None and ids else None
-            came = [updates for updates in (former, its) if updates is not None and updates.ids]
-            enough = sum(len(updates.ids) for updates in came) >= this_round.min_clients
-            step = mean_of_all(came) if came else None
-            tree = tree.moved(node, step) if step is not None and enough else tree
-            if its is not None:
-                part = ClusterUpdate.of(node, its, this_round)
-                parts.append(replace(part, mean=step if its.ids else None, enough=enough))
-        return replace(state, tree=tree), log_of(parts, events)
+        """Run one round: start a time step if one is due, then train every model that is in use.
 
-    def _new_step(self, state: FedDriftState, clients: Clients, this_round: Round) -> tuple[FedDriftState, list[Event]]:
-        """Begin a time step: see which model each client takes, and merge models."""
-        move = Move.begin(state, clients, this_round)
-        if len(move.begun) == 1:
-            move.stay()
-        else:
-            drifted = move.choose(self.delta)
-            if self.eager:
-                move.open(drifted, self.models)
-            else:
-                for client in drifted:
-                    move.open([client], self.models, self.isolation)
-                move.merge(self.delta if self.delta_merge is None else self.delta_merge)
-        return move.ended()
+        Parameters
+        ----------
+        state
+            The state after the previous round.
+        cohort
+            Ids of the clients sampled for this round.
+        clients
+            All clients; queries go through this object.
+        this_round
+            Round number, seed and local training.
+        """
+        events: list[Event] = []
+        data_has_changed = not state.stages or clients.stage != state.stages[-1]
+        if data_has_changed or this_round.number - state.begun[-1] >= self.step_rounds:
+            state, events = self._start_step(state, clients, this_round)
 
-    def _owners(self, state: FedDriftState, node: int) -> set[int]:
-        """Return the clients of which data of some step belongs to a model."""
-        owned = (state.assigned == node).any(dim=0).tolist()
-        return {client for client, its in zip(state.ids, owned, strict=True) if its}
+        members = _group_by_model(state.tree, sorted(cohort), clients)
+        # Clients train the models that they have in this step in one query.
+        updates = self._train(state, members, clients, this_round)
+        tree = state.tree
+        trained: list[ClusterUpdate] = []
+        for node, ids in members.items():
+            own_updates = updates.select(ids) if updates is not None and ids else None
+            tree, cluster = self._move_model(tree, node, state, cohort, own_updates, clients, this_round)
+            if cluster is not None:
+                trained.append(cluster)
+        return replace(state, tree=tree), log_of(trained, events)
 
-    def _trained(
-        self, state: FedDriftState, holds: Mapping[int, Sequence[int]], clients: Clients, this_round: Round
+    def _move_model(
+        self,
+        tree: ParameterTree,
+        node: int,
+        state: FedDriftState,
+        cohort: Sequence[int],
+        own_updates: Updates | None,
+        clients: Clients,
+        this_round: Round,
+    ) -> tuple[ParameterTree, ClusterUpdate | None]:
+        """Move a model by the updates of all clients with data of some step that belongs to it.
+
+        Parameters
+        ----------
+        tree
+            The tree with the models that have moved already.
+        node
+            The model.
+        state
+            The state in this round.
+        cohort
+            Clients of the round.
+        own_updates
+            Updates of the clients that have the model in this step; None if there are no clients.
+        clients, this_round
+            As in :meth:`step`.
+
+        Returns
+        -------
+        tuple
+            The tree, and the cluster of clients that have the model in this step, for the log.
+        """
+        owners = self._list_owners(state, node)
+        former = [client for client in sorted(cohort) if client in owners and state.tree.leaf_of[client] != node]
+        # What clients store after training is of the model that they have in this step, and not of
+        # models of earlier steps.
+        aside = replace(this_round, purpose=BESIDE)
+        former_updates = self._train(state, {node: former}, clients, aside)
+        replies = [each for each in (former_updates, own_updates) if each is not None and each.ids]
+        enough = sum(len(each.ids) for each in replies) >= this_round.min_clients
+        step = mean_of_all(replies) if replies else None
+        if step is not None and enough:
+            tree = tree.moved(node, step)
+        if own_updates is None:
+            return tree, None
+        cluster = ClusterUpdate.of(node, own_updates, this_round)
+        return tree, replace(cluster, mean=step if own_updates.ids else None, enough=enough)
+
+    def _start_step(
+        self, state: FedDriftState, clients: Clients, this_round: Round
+    ) -> tuple[FedDriftState, list[Event]]:
+        """Start a time step: clients choose models, and models are opened and merged."""
+        time_step = TimeStep.begin(state, clients, this_round)
+        is_first = len(time_step.begun) == 1
+        if is_first:
+            time_step.keep_models()
+            return time_step.finish()
+        drifted = time_step.choose_models(self.delta)
+        if self.eager:
+            time_step.open_model(drifted, self.models)
+            return time_step.finish()
+        for client in drifted:
+            time_step.open_model([client], self.models, self.isolation)
+        time_step.merge_models(self.delta if self.delta_merge is None else self.delta_merge)
+        return time_step.finish()
+
+    def _list_owners(self, state: FedDriftState, node: int) -> set[int]:
+        """Return the clients whose data of some step belongs to a model."""
+        owns = (state.assigned == node).any(dim=0).tolist()
+        return {client for client, is_owner in zip(state.ids, owns, strict=True) if is_owner}
+
+    def _train(
+        self, state: FedDriftState, members: Mapping[int, Sequence[int]], clients: Clients, this_round: Round
     ) -> Updates | None:
-        """Let clients train models, each on all of its data that belongs to the model; None if there are no clients."""
-        of = {client: node for node, ids in holds.items() for client in ids}
-        if not of:
+        """Train models, each client on all of its data that belongs to the model.
+
+        Parameters
+        ----------
+        state
+            The state in this round.
+        members
+            The clients that train each model; no client is there twice.
+        clients, this_round
+            As in :meth:`step`.
+
+        Returns
+        -------
+        Updates or None
+            None if there are no clients.
+        """
+        node_of = {client: node for node, ids in members.items() for client in ids}
+        if not node_of:
             return None
-        places = {client: place for place, client in enumerate(state.ids)}
+        column_of = {client: column for column, client in enumerate(state.ids)}
         assigned = state.assigned.numpy()
-        steps_of = {c: np.flatnonzero(assigned[:, places[c]] == node).tolist() for c, node in of.items()}
-        rounds = [tuple(state.begun[step] for step in steps) for steps in steps_of.values()]
-        held = rounds if len(set(state.stages)) > 1 else None
-        models, rows = state.tree.models([*of.values()])
-        return clients.ask(UpdateQuery([*of], "train", models, rows, this_round, data_rounds=held))
+        data_rounds: list[tuple[int, ...]] = []
+        for client, node in node_of.items():
+            steps = np.flatnonzero(assigned[:, column_of[client]] == node).tolist()
+            data_rounds.append(tuple(state.begun[step] for step in steps))
+        models, rows = state.tree.models(list(node_of.values()))
+        # If clients' data has never changed, all of it is the data of all steps.
+        has_changed = len(set(state.stages)) > 1
+        query = UpdateQuery(
+            list(node_of), "train", models, rows, this_round, data_rounds=data_rounds if has_changed else None
+        )
+        return clients.ask(query)
 
     def serve(self, state: FedDriftState, clients: Clients) -> Mapping[int, int]:
-        """Return the node that each client is served with: its model, or the one that it would take now."""
-        unseen = [client for client, node in state.tree.leaf_of.items() if node == 0]
-        found, _ = accuracies(state.tree, state.free, unseen, clients)
-        return {**state.tree.leaf_of, **{c: state.free[int(mine.argmax())] for c, mine in found.items()}}
+        """Return the node of each client's model, or of the one that it would take now."""
+        leaf_of = state.tree.leaf_of
+        unassigned = [client for client, node in leaf_of.items() if node == 0]
+        free = state.free
+        accuracies, _ = query_accuracies(state.tree, free, unassigned, clients)
+        taken = {client: free[int(row.argmax())] for client, row in accuracies.items()}
+        return {**leaf_of, **taken}
 
     def join(
         self, state: FedDriftState, ids: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[FedDriftState, list[Event]]:
-        """Let newcomers take the most accurate model on their data, which belongs to it in this step."""
+        """Let newcomers take the model that is most accurate on their data, which belongs to it."""
         state = state.with_clients(ids)
-        if not len(state.assigned):  # nobody was there so far: the first step takes them as it takes all
-            return state, [Joined(0, tuple(ids))]
-        found, _ = accuracies(state.tree, state.free, ids, clients)
-        taken = {client: state.free[int(mine.argmax())] for client, mine in found.items()}
-        assigned, accuracy = state.assigned.clone(), state.accuracy.clone()
+        events: list[Event] = [Joined(0, tuple(ids))]
+        if not len(state.assigned):  # before the first step, which assigns all clients
+            return state, events
+        free = state.free
+        accuracies, _ = query_accuracies(state.tree, free, ids, clients)
+        assigned = state.assigned.clone()
+        accuracy = state.accuracy.clone()
+        taken: dict[int, int] = {}
+        for client, row in accuracies.items():
+            taken[client] = free[int(row.argmax())]
+            column = state.ids.index(client)
+            assigned[-1, column] = taken[client]
+            accuracy[column] = row.max()
+        joined: dict[int, list[int]] = {}
         for client, node in taken.items():
-            place = state.ids.index(client)
-            assigned[-1, place], accuracy[place] = node, found[client].max()
+            joined.setdefault(node, []).append(client)
+        events += [Joined(node, tuple(members)) for node, members in sorted(joined.items())]
         tree = state.tree.reassigned(taken)
-        joined = [Joined(n, tuple(c for c in taken if taken[c] == n)) for n in sorted(set(taken.values()))]
-        return replace(state, tree=tree, assigned=assigned, accuracy=accuracy), [Joined(0, tuple(ids)), *joined]
+        return replace(state, tree=tree, assigned=assigned, accuracy=accuracy), events
+
+
+def _group_by_model(tree: ParameterTree, cohort: Sequence[int], clients: Clients) -> dict[int, list[int]]:
+    """Return the clients of the cohort that have each model in use, by its node.
+
+    A model is in use if a client that is available has it, whether or not it is in the cohort.
+    """
+    available = set(clients.ids)
+    leaf_of = tree.leaf_of
+    members: dict[int, list[int]] = {}
+    for leaf in tree.leaves:
+        if available.intersection(leaf.members):
+            members[leaf.id] = [client for client in cohort if leaf_of[client] == leaf.id]
+    return members
