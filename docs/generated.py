@@ -236,22 +236,17 @@ def _default(of: Callable[..., Any], name: str) -> str:
 
 def with_file(name: str, text: str) -> str:
     """Return the page of a method with the method's file beside it, and how to cite it below."""
-    kind = ALGORITHMS[name].algorithm
+    method = ALGORITHMS[name]
+    kind = method.algorithm
     path = Path(inspect.getsourcefile(kind) or "").resolve()
     head, _, rest = text.partition("\n## ")
     source, place = path.read_text(encoding="utf-8"), path.relative_to(ROOT.resolve())
-    cites = f'??? quote "BibTeX"\n\n    ```bibtex\n{_indented(cite_name(name))}\n    ```\n' if name in _cited() else ""
+    cites = f'??? quote "BibTeX"\n\n    ```bibtex\n{_indented(cite_name(name))}\n    ```\n' if method.citations else ""
     options = f"[All its options](../reference/config.md#algorithm-{name}), and [`{kind.__name__}`][{_place(kind)}]."
     return (
         f'{head}\n\n<div class="beside" markdown>\n<div markdown>\n\n## {rest}\n\n{options}\n\n{cites}\n</div>\n'
         f"<div markdown>\n\n## The file\n\n`{place}`\n\n````python\n{source}````\n\n</div>\n</div>\n"
     )
-
-
-def _cited() -> Mapping[str, str]:
-    from fedclade.report.citations import CITED
-
-    return CITED
 
 
 def _place(kind: type[Any]) -> str:

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from fedclade.algorithms import ALGORITHMS, algorithm_class
+from fedclade.algorithms import ALGORITHMS, method_named
 from fedclade.cli.options import new_console
 from fedclade.config import config_folder
 from fedclade.core import ConfigError, installed, named, summary_of
@@ -58,7 +58,7 @@ def _task(name: str) -> object:
 
 
 SHELVES: Mapping[Kind, Shelf] = {
-    Kind.ALGORITHMS: Shelf(_lines_about(ALGORITHMS), "algorithms", algorithm_class),
+    Kind.ALGORITHMS: Shelf(_lines_about(ALGORITHMS), "algorithms", method_named),
     Kind.DATASETS: Shelf(_lines_about(SOURCES), "data", lambda name: named("data", name, {}, "dataset")),
     Kind.PARTITIONS: Shelf(_lines_about(PARTITIONS), "partitions", find_partition),
     Kind.SHIFTS: Shelf(_lines_about(SHIFTS), "shifts", find_shift),

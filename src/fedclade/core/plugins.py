@@ -197,17 +197,20 @@ def loaded(point: EntryPoint, what: str) -> Any:
         raise ConfigError(f"{what} {point.name!r} of {package} cannot be imported {why}") from error
 
 
-def name_of(kind: Kind, thing: Any, builtin: Mapping[str, object]) -> str:
+def name_of(
+    kind: Kind, thing: Any, builtin: Mapping[str, object], unwrap: Callable[[Any], object] = lambda found: found
+) -> str:
     """Return the name by which :func:`named` finds a class or a function again.
 
     What only the program that runs knows, such as a class in ``__main__`` or in a function, has none: it gets its own.
+    Where a name may stand for a record of the thing, ``unwrap`` returns the thing of a record.
     """
     for name, known in builtin.items():
-        if known is thing:
+        if unwrap(known) is thing:
             return name
     for name, point in installed(kind).items():
         with suppress(ConfigError):  # what cannot be imported has not made the thing
-            if name not in builtin and point.module in sys.modules and loaded(point, kind) is thing:
+            if name not in builtin and point.module in sys.modules and unwrap(loaded(point, kind)) is thing:
                 return name
     module, path = thing.__module__, thing.__qualname__
     found = None if module == "__main__" else sys.modules.get(module)

@@ -1,4 +1,4 @@
-"""An algorithm: a frozen dataclass whose fields are the keys of ``[algorithm]``."""
+"""An algorithm: a frozen dataclass whose fields are the keys of ``[algorithm]``, and its record, the entry point."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from torch.nn.functional import normalize
 
 import fedclade
 from fedclade import Clients, Round, RoundLog, State
+from fedclade.algorithms import Method, Paper
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +19,6 @@ class UpdateKMeans(fedclade.FedAvg):
     n_clusters: int = 2
 
     clusters_from: ClassVar[str] = "n_clusters"  # with fewer clients than that a config is refused
-    citation: ClassVar[str] = "@misc{updatekmeans, title = {k-means on updates}}"  # for `fedclade cite`
 
     def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
         """Train every cluster; in round r train all clients, and split them."""
@@ -32,3 +32,11 @@ class UpdateKMeans(fedclade.FedAvg):
         cached = [updates.signatures_of(members) for members in groups]  # newcomers are compared with them
         tree = tree.split(0, groups, params=tree.nodes[0].params, cached=cached, round_number=self.r, criteria={})
         return State(tree), fedclade.log_of(parts)
+
+
+METHOD = Method(
+    name="update_kmeans",
+    algorithm=UpdateKMeans,
+    papers=(Paper(("Author", "Coauthor"), 2026, "k-means on updates"),),  # for `fedclade ls`
+    citations=("@misc{updatekmeans, title = {k-means on updates}}",),  # for `fedclade cite`
+)

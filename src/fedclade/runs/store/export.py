@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedclade.algorithms import ALGORITHMS, FedSoft, OwnModels
+from fedclade.algorithms import FedSoft, OwnModels, method_of_run
 from fedclade.core import ConfigError, Layout, Node, RunError, TreeError, appear, checked, make_folder, write_tensors
 from fedclade.models import save_adapter
 from fedclade.runs.small_clusters import is_withheld
@@ -77,9 +77,9 @@ def model_card(
 
 def serves_own(run: Run) -> bool:
     """Whether clients, or some of them, were served with models of their own, which are none of the tree's."""
-    entry = ALGORITHMS.get(run.config["algorithm"]["name"])
+    method = method_of_run(run.config["algorithm"]["name"])
     personalized = bool(run.config["algorithm"].get("personalize"))
-    return personalized or (entry is not None and issubclass(entry.algorithm, OwnModels | FedSoft))
+    return personalized or (method is not None and issubclass(method.algorithm, OwnModels | FedSoft))
 
 
 def _trained_until(run: Run, node: Node) -> int | None:

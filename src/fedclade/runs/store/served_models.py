@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedclade.algorithms import ALGORITHMS, Algorithm
+from fedclade.algorithms import Algorithm, method_of_run
 from fedclade.core import Layout, Node, RunError
 from fedclade.runs.store.run import Run
 from fedclade.tasks import TASKS
@@ -66,12 +66,12 @@ def served_node(run: Run, client: int) -> Node:
 def serves_mixtures(run: Run) -> bool:
     """Return whether clients of a run are served with mixtures of all leaves' models.
 
-    Their weights say so; and the method, if it is one of the library, where a network has no weights.
+    Their weights say so, and where a network has no weights, the method, if it is fedclade's or a package's.
     """
     if any("mixture" in kept for kept in run.kept.values()):
         return True
-    entry = ALGORITHMS.get(run.config["algorithm"]["name"])
-    return entry is not None and entry.algorithm.mixture is not Algorithm.mixture
+    method = method_of_run(run.config["algorithm"]["name"])
+    return method is not None and method.algorithm.mixture is not Algorithm.mixture
 
 
 def client_mixture(run: Run, client: int) -> ClientMixture | None:
