@@ -242,15 +242,13 @@ def with_file(name: str, text: str) -> str:
     head, _, rest = text.partition("\n## ")
     source, place = path.read_text(encoding="utf-8"), path.relative_to(ROOT.resolve())
     cites = f'??? quote "BibTeX"\n\n    ```bibtex\n{_indented(cite_name(name))}\n    ```\n' if method.citations else ""
-    options = f"[All its options](../reference/config.md#algorithm-{name}), and [`{kind.__name__}`][{_place(kind)}]."
+    documented = _documented().get(f"{kind.__module__}.{kind.__qualname__}")
+    in_python = f"`{kind.__name__}`" if documented is None else f"[`{kind.__name__}`][{documented}]"
+    options = f"[All its options](../reference/config.md#algorithm-{name}), and {in_python}."
     return (
         f'{head}\n\n<div class="beside" markdown>\n<div markdown>\n\n## {rest}\n\n{options}\n\n{cites}\n</div>\n'
         f"<div markdown>\n\n## The file\n\n`{place}`\n\n````python\n{source}````\n\n</div>\n</div>\n"
     )
-
-
-def _place(kind: type[Any]) -> str:
-    return _documented()[f"{kind.__module__}.{kind.__qualname__}"]
 
 
 def _indented(text: str) -> str:

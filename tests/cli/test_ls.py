@@ -14,6 +14,7 @@ from fedclade.core import installed
 OWN = '''
 from dataclasses import dataclass
 import fedclade
+from fedclade.algorithms import Method, Paper
 from fedclade.tasks import Task
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,16 @@ class Clusters(fedclade.FedAvg):
         @article{own2026,
         }
         """
+
+RECORD = Method(
+    name="recorded",
+    algorithm=Clusters,
+    description="Clusters with a record",
+    papers=(Paper(("Doe", "Roe", "Poe"), 2026, "Records"),),
+    citations=("@misc{record2026}", "sattler2021cfl"),
+)
+UNCITED = Method(name="uncited", algorithm=Clusters)
+MISCITED = Method(name="miscited", algorithm=Clusters, citations=("satler2021cfl",))
 
 @dataclass(frozen=True)
 class Unfinished(fedclade.Algorithm):
@@ -44,6 +55,9 @@ smooth = Task("regression", loss="huber", metrics=["mae"])
 POINTS = """
 [fedclade.algorithms]
 clusters = users_package:Clusters
+recorded = users_package:RECORD
+uncited = users_package:UNCITED
+miscited = users_package:MISCITED
 gone = users_package:Gone
 function = users_package:shallow
 unfinished = users_package:Unfinished
@@ -89,6 +103,7 @@ def test_ls_lists_what_packages_add_and_what_is_wrong_with_it_in_a_line(command:
     package = "(users-package 1.2)"
     lines, _ = command("ls", "algorithms")
     assert f"clusters Clusters of one's own {package}" in lines
+    assert f"recorded Clusters with a record (Doe et al. 2026) {package}" in lines
     assert (
         "gone algorithm 'gone' of package users-package cannot be imported (users_package:Gone): module "
         f"'users_package' has no attribute 'Gone' {package}"
@@ -125,6 +140,20 @@ def test_cite_asks_what_is_not_fedclades_own_for_its_citation(command: Callable[
     )
     assert "unknown name to cite 'cluster'; did you mean 'clusters'?" in command("cite", "cluster")[1]
     assert "what to cite, 'users_package:Cluster' cannot be imported" in command("cite", "users_package:Cluster")[1]
+
+
+def test_cite_prints_the_citations_of_a_record(command: Callable[..., tuple[list[str], str]]):
+    for name in ("recorded", "users_package:RECORD"):
+        lines, error = command("cite", name)
+        assert error == ""
+        assert lines[:3] == ["@misc{record2026}", "", "@article{sattler2021cfl,"]
+    assert command("cite", "uncited")[1].endswith("uncited does not say how to cite it: its record has no citations\n")
+    assert "local does not say how to cite it: its record has no citations" in command("cite", "local")[1]
+    told = "unknown key of fedclade's citations 'satler2021cfl'; did you mean 'sattler2021cfl'? (known: "
+    error = command("cite", "miscited")[1]
+    assert told in error
+    assert "; or give BibTeX" in error
+    assert "unknown name to cite 'recordet'; did you mean 'recorded'?" in command("cite", "recordet")[1]
 
 
 def test_ls_lists_engines_and_those_of_a_cluster(command: Callable[..., tuple[list[str], str]]):
