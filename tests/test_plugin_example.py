@@ -6,11 +6,18 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import fedclade
+from fedclade import ConfigError
+from fedclade.algorithms import Method, build_algorithm, describe, method_named
+from fedclade.cli import app
+from fedclade.config import check_config
+from fedclade.core import installed
+from tests.docs.setups import plugin
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "plugin"
 ADDED = {
@@ -28,6 +35,18 @@ from fedclade.cli import app
 for arguments in json.loads(sys.argv[1]):
     app(arguments, standalone_mode=False)
 """
+
+
+@pytest.fixture
+def _plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have the example as if it were installed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    plugin({}, monkeypatch)
+    yield
+    installed.cache_clear()
+    for module in [name for name in sys.modules if name.partition(".")[0] == "fedclade_example"]:
+        del sys.modules[module]
 
 
 def test_everything_in_the_example_is_short():
@@ -59,3 +78,20 @@ def test_the_example_package_is_installed_listed_and_runs(tmp_path: Path):
     assert [each["name"] for each in found.summary["metrics"]] == ["f1", "accuracy"]
     assert (tmp_path / "run/report.html").is_file()
     assert "@misc{updatekmeans" in lines[-1]
+
+
+@pytest.mark.usefixtures("_plugin")
+def test_a_method_of_a_package_is_everywhere_where_fedclades_own_are(capsys: pytest.CaptureFixture[str]):
+    """By its record alone: in lists, errors, citations and configs."""
+    app(["ls", "algorithms"], standalone_mode=False)
+    summary = "Federated averaging, and in round r k-means on the directions of all updates (Author and Coauthor 2026)"
+    listed = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert f"update_kmeans {summary} (fedclade-example 0.1.0)" in listed
+    assert fedclade.report.cite_name("update_kmeans") == "@misc{updatekmeans, title = {k-means on updates}}"
+    with pytest.raises(ConfigError, match=r"did you mean 'update_kmeans'\? \(known: .*, update_kmeans\)"):
+        method_named("update_kmean")
+    config = check_config({"algorithm": {"name": "update_kmeans", "r": 2}, "data": {"clients": 3}})
+    assert config.algorithm == {"name": "update_kmeans", "r": 2, "n_clusters": 2}
+    built = build_algorithm("update_kmeans", {"r": 2})
+    assert describe(built) == {"name": "update_kmeans", "r": 2, "n_clusters": 2}
+    assert Method.of_class("update_kmeans", type(built)).citations == (), "the citation is the record's"

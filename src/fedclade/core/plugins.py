@@ -198,13 +198,14 @@ def loaded(point: EntryPoint, what: str) -> Any:
 
 
 def name_of(
-    kind: Kind, thing: Any, builtin: Mapping[str, object], unwrap: Callable[[Any], object] = lambda found: found
+    kind: Kind, thing: Any, builtin: Mapping[str, object], unwrap: Callable[[Any], object] | None = None
 ) -> str:
     """Return the name by which :func:`named` finds a class or a function again.
 
     What only the program that runs knows, such as a class in ``__main__`` or in a function, has none: it gets its own.
     Where a name may stand for a record of the thing, ``unwrap`` returns the thing of a record.
     """
+    unwrap = unwrap or (lambda found: found)
     for name, known in builtin.items():
         if unwrap(known) is thing:
             return name
