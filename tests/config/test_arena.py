@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import tomllib
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from fedclade.algorithms import ALGORITHMS
 from fedclade.cli import app
 from fedclade.config import find_configs, read_scenarios
 
@@ -31,6 +33,15 @@ def test_the_arena_is_two_data_sets():
     (cifar10,) = found["cifar10"]
     assert "oracle" not in cifar10.configs, "nobody knows true clusters of clients that Dirichlet draws"
     assert {*found["mnist"][0].configs} - {"oracle"} <= {*cifar10.configs}
+
+
+def test_what_finds_clusters_is_told_by_the_records_of_methods(arena):
+    finds_clusters: set[str] = set()
+    for path in find_configs("arena"):
+        for label, options in tomllib.loads(path.read_text(encoding="utf-8"))["algorithms"].items():
+            if ALGORITHMS[options.get("name", label)].family in ("updates", "models", "data"):
+                finds_clusters.add(label)
+    assert {*arena.CLUSTERED} == finds_clusters
 
 
 def test_both_run_in_one_folder_of_their_name_and_are_gathered_from_it(arena, tmp_path, monkeypatch):
