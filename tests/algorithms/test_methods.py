@@ -32,7 +32,7 @@ from fedclade.runs.store.export import serves_own
 from fedclade.runs.store.served_models import serves_mixtures
 
 ROOT = Path(__file__).parents[2]
-KINDS_OF_DATA = {"name": "digits", "clients": 8, "shift": "label_swap", "clusters": 2}
+DATA = {"name": "digits", "clients": 8, "shift": "label_swap", "clusters": 2}
 
 each_method = pytest.mark.parametrize("method", METHODS, ids=[method.name for method in METHODS])
 
@@ -97,7 +97,7 @@ def test_a_config_with_the_options_of_a_record_holds(method: Method):
     if method.algorithm.simulated.startswith("no questions about sums"):
         about["privacy"] = {"model": "central", "clip_norm": 1.0, "noise_multiplier": 1.0}
         about["privacy"] |= {"signature_noise": 1.0, "signature_epsilon": 1.0}
-    config = check_config({"data": KINDS_OF_DATA, **about})
+    config = check_config({"data": DATA, **about})
     assert config.algorithm["name"] == method.name
 
 
@@ -246,7 +246,7 @@ def test_a_run_folder_leads_to_installed_methods_and_imports_nothing_else():
 @pytest.mark.parametrize(
     ("name", "own", "mixtures"), [("means", False, False), ("alone", True, False), ("mixed", False, True)]
 )
-def test_what_clients_of_a_packages_method_are_served_with_is_known_from_its_class(
+def test_the_models_of_clients_are_known_from_the_class_of_a_package(
     name: str, own: bool, mixtures: bool
 ):
     run = cast("Run", SimpleNamespace(config={"algorithm": {"name": name}}, kept={}))

@@ -149,9 +149,9 @@ def test_cite_prints_the_citations_of_a_record(command: Callable[..., tuple[list
         assert lines[:3] == ["@misc{record2026}", "", "@article{sattler2021cfl,"]
     assert command("cite", "uncited")[1].endswith("uncited does not say how to cite it: its record has no citations\n")
     assert "local does not say how to cite it: its record has no citations" in command("cite", "local")[1]
-    told = "unknown key of fedclade's citations 'satler2021cfl'; did you mean 'sattler2021cfl'? (known: "
+    message = "unknown key of fedclade's citations 'satler2021cfl'; did you mean 'sattler2021cfl'? (known: "
     error = command("cite", "miscited")[1]
-    assert told in error
+    assert message in error
     assert "; or give BibTeX" in error
     assert "unknown name to cite 'recordet'; did you mean 'recorded'?" in command("cite", "recordet")[1]
 

@@ -35,7 +35,7 @@ def test_the_arena_is_two_data_sets():
     assert {*found["mnist"][0].configs} - {"oracle"} <= {*cifar10.configs}
 
 
-def test_what_finds_clusters_is_told_by_the_records_of_methods(arena):
+def test_clustered_methods_of_the_arena_are_those_of_the_records(arena):
     finds_clusters: set[str] = set()
     for path in find_configs("arena"):
         for label, options in tomllib.loads(path.read_text(encoding="utf-8"))["algorithms"].items():

@@ -466,7 +466,7 @@ def algorithm_class(name: object) -> type[Algorithm]:
 
 
 def _check_class(name: object, found: Any) -> type[Algorithm]:
-    """Return what a name stands for, checked to be the class of an algorithm."""
+    """Check that a name stands for the class of an algorithm, and return the class."""
     if not (isclass(found) and issubclass(found, Algorithm)):
         raise ConfigError(f"algorithm {shown(name)} should be a subclass of fedclade.Algorithm, got {shown(found)}")
     if lacks := sorted(found.__abstractmethods__):
