@@ -246,9 +246,7 @@ def test_a_run_folder_leads_to_installed_methods_and_imports_nothing_else():
 @pytest.mark.parametrize(
     ("name", "own", "mixtures"), [("means", False, False), ("alone", True, False), ("mixed", False, True)]
 )
-def test_the_models_of_clients_are_known_from_the_class_of_a_package(
-    name: str, own: bool, mixtures: bool
-):
+def test_the_models_of_clients_are_known_from_the_class_of_a_package(name: str, own: bool, mixtures: bool):
     run = cast("Run", SimpleNamespace(config={"algorithm": {"name": name}}, kept={}))
     assert serves_own(run) == own
     assert serves_mixtures(run) == mixtures
