@@ -105,6 +105,8 @@ def readme_table() -> list[str]:
     rows = ["| config | paper | what it does |", "|:--|:--|:--|"]
     for method in by_family(METHODS):
         papers = "; ".join(paper.short for paper in method.papers)
+        if not papers and "fedclade" in method.citations:
+            papers = "ours"
         limit = "; simulations only" if method.algorithm.simulated else ""
         rows.append(f"| [`{method.name}`](docs/{method.page}) | {papers} | {method.description}{limit} |")
     return rows
