@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from importlib.metadata import EntryPoint
 from typing import Any
 
+from fedclade.algorithms import Method
 from fedclade.config import check_config
 from fedclade.core.plugins import KINDS
 from fedclade.flower.from_config import RunConfig
@@ -33,7 +34,8 @@ def check_toml(text: str) -> object:
         for group, things in raw["project"]["entry-points"].items():
             assert group.removeprefix("fedclade.") in KINDS, f"{group} is no group of entry points that fedclade reads"
             for name, value in things.items():
-                assert callable(EntryPoint(name, value, group).load())
+                thing = EntryPoint(name, value, group).load()
+                assert callable(thing) or isinstance(thing, Method)
         return raw
     own = {"files", "folder", "name"} & set(raw.get("data", {}))
     return check_config(raw if own else {**raw, "data": {**SMALL, **raw.get("data", {})}})
