@@ -100,7 +100,7 @@ def test_newcomers_to_a_partition_of_ones_own_are_drawn_from_among_all(own: None
         ("outside", 2, "partition 'users_data:outside' should give indices in pool.train, got "),
         ("twice", 2, "partition 'users_data:twice' should give every example to one client alone, and gives"),
         ("nothing", 2, "partition 'users_data:nothing' should give every client examples, and gives client 1 none"),
-        ("words", 2, "the indices of client 0 by partition 'users_data:words' should be whole numbers"),
+        ("words", 2, "the indices of client 0 by partition 'users_data:words' should be an array [n] of whole numbers"),
         ("fails", 2, "partition 'users_data:fails' failed: KeyError: 'x'"),
         ("number", 2, "partition 'users_data:number' should return the indices of each client's examples, got 3"),
     ],
