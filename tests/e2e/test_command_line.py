@@ -277,7 +277,7 @@ def test_assign_prints_one_table_and_keeps_it(fedclade: Callable[..., Outcome], 
     before = {path: path.read_bytes() for path in with_newcomers.rglob("*") if path.is_file()}
     outcome = fedclade("assign", "held")
     assert outcome.code == 0, outcome.err
-    for told in ("client-6", "client-8", "0 > 1", "0 > 2", "similarity", "assigned right 1.00", "4 rounds"):
+    for told in ("client-6", "client-8", "0 > 1", "0 > 2", "similarity", "assigned correctly 1.00", "4 rounds"):
         assert told in outcome.out
     assert {path: path.read_bytes() for path in before} == before, "it touches nothing else"
     with (with_newcomers / "newcomers.csv").open() as file:
@@ -311,18 +311,18 @@ def test_assign_takes_the_clients_of_another_config(fedclade: Callable[..., Outc
     Path("strangers.toml").write_text(strangers)
     outcome = fedclade("assign", "held", "--config", "strangers.toml")
     assert outcome.code == 0, outcome.err
-    assert "2 newcomers of 2 fit nowhere, and got the leaf that they came to" in outcome.out
-    assert "assigned right" not in outcome.out, "their clusters are not those of the run"
+    assert "2 newcomers of 2 fit no cluster, and got the model of the leaf that they reached" in outcome.out
+    assert "assigned correctly" not in outcome.out, "their clusters are not those of the run"
     leaves = [row["node"] for row in json.loads((with_newcomers / "newcomers.json").read_text())["newcomers"]]
     assert 0 not in leaves
     outcome = fedclade("assign", "held", "--config", "strangers.toml", "--only-fitting", "--out", "fitting.json")
-    assert "2 newcomers of 2 fit nowhere, and got the deepest node that still fits" in outcome.out
+    assert "2 newcomers of 2 fit no cluster, and got the model of the deepest node that fits" in outcome.out
     fitting = json.loads(Path("fitting.json").read_text())
     assert fitting["summary"]["only_fitting"]
     assert {row["node"] for row in fitting["newcomers"]} == {0}
     Path("members.toml").write_text(Path("held.toml").read_text())
     outcome = fedclade("assign", "held", "--config", "members.toml")
-    assert "assigned right 1.00" in outcome.out
+    assert "assigned correctly 1.00" in outcome.out
     assert len(json.loads((with_newcomers / "newcomers.json").read_text())["newcomers"]) == 9
 
 

@@ -202,7 +202,7 @@ def test_clients_that_lost_against_another_run_are_listed_those_first_that_lost_
     other = replace(run, client_rows=[row | {"accuracy": 0.5 + 0.1 * row["client"]} for row in run.client_rows])
     found = section(page_of(run, other, "fedavg"), "clients")
     assert "Rings: the same clients with fedavg; 2 clients are worse off." in found.caption
-    lost = table(found, "Clients that lost against fedavg")
+    lost = table(found, "Clients with a worse score than with fedavg")
     assert lost.rows == [["2", "0", "70.0 %", "51.0 %"], ["1", "0", "60.0 %", "51.0 %"]]
 
 
@@ -214,7 +214,7 @@ def test_without_another_run_clients_are_measured_by_the_root_s_model(split_run,
         for row in split_run.client_rows
     ]
     found = section(page_of(replace(split_run, client_rows=rows)), "clients")
-    lost = table(found, "Clients that lost against the root’s model of round 1")
+    lost = table(found, "Clients with a worse score than with the root’s model of round 1")
     # At the end node 1 is at 0.64, node 3 at 0.84, node 4 at 0.94: the clients of the first two lost.
     assert [row[0] for row in lost.rows] == ["0", "1", "2"]
 
@@ -223,7 +223,9 @@ def test_nobody_lost_and_nobody_is_listed(make_run, section, page_of, table):
     run = make_run()
     found = section(page_of(run, run, "itself"), "clients")
     assert "no client is worse off" in found.caption
-    assert table(found, "Clients that lost against itself").note == "Nobody."
+    assert table(found, "Clients with a worse score than with itself").note == (
+        "No client has a worse score than with itself."
+    )
 
 
 def checked(kind: str, number: int, p_value: float, **numbers: float | None) -> dict:
@@ -242,8 +244,8 @@ def test_checks_tell_p_value_level_and_gain(make_run, section, page_of, table):
     alone = section(page_of(replace(make_run(), events=events[:1])), "checks")
     assert alone.figures[""]["data"][0]["mode"] == "lines+markers", "a line of one point is not seen"
     assert table(found, "Checks").rows == [
-        ["2", "now 2 + 2", "0.001", "0.01", "0.5", "0.1", "∞"],
-        ["4", "still 2 + 2", "0.2", "0.01", "0.5", "0.1", "1.50"],
+        ["2", "changed to 2 + 2", "0.001", "0.01", "0.5", "0.1", "∞"],
+        ["4", "unchanged 2 + 2", "0.2", "0.01", "0.5", "0.1", "1.50"],
     ]
 
 
@@ -256,7 +258,7 @@ def test_tests_of_cfl_show_which_cluster_was_split(make_run, section, page_of, t
     _, p_values, *_ = found.figures[""]["data"]
     sizes = p_values["marker"]["size"]
     assert sizes[0] > sizes[1]
-    assert [row[1] for row in table(found, "Checks").rows] == ["found 2 + 2", "found 2 in node 1"]
+    assert [row[1] for row in table(found, "Checks").rows] == ["found 2 + 2", "found 2 in cluster 1"]
     *_, p, gain = event_table(run).columns
     assert [(column.header, *column.cells) for column in (p, gain)] == [("p", "0.001"), ("gain", "–")]
 
@@ -430,5 +432,5 @@ def test_clusters_without_members_are_not_drawn(make_run, section, page_of):
 def test_quantiles_are_those_of_the_summary(make_run, section, page_of, table):
     found = section(page_of(make_run(accuracy=spread([0.1, 0.2, 0.9, 1.0]))), "clients")
     quantiles = table(found, "Quantiles of the clients’ accuracy")
-    assert quantiles.columns[0] == "least"
+    assert quantiles.columns[0] == "minimum"
     assert (quantiles.rows[0][0], quantiles.rows[0][-1]) == ("10.0 %", "100.0 %")
