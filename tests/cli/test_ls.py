@@ -95,7 +95,7 @@ def test_ls_lists_what_packages_add_and_what_is_wrong_with_it_in_a_line(command:
     ) in lines
     assert any(line.startswith("function algorithm 'function' should be a subclass of fedclade.Algo") for line in lines)
     assert any(line.startswith("unfinished algorithm 'unfinished' should define init, step") for line in lines)
-    assert f"cfl hidden by fedclade's own of this name: write users_package:Clusters {package}" in lines
+    assert f"cfl hidden by the built-in entry of this name: use users_package:Clusters {package}" in lines
     assert sum(line.startswith("cfl ") for line in lines) == 2
     assert f"shallow A shallow model {package}" in command("ls", "models")[0]
     (line,) = (line for line in command("ls", "partitions")[0] if line.startswith("shallow "))

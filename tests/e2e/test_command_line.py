@@ -108,7 +108,7 @@ def test_export_writes_a_model_and_its_cards(fedclade: Callable[..., Outcome], s
     assert fedclade("run", small, "--out", "result", "-q").code == 0
     outcome = fedclade("export", "result", "--client", "3", "--level", "0", "--out", "models/three.safetensors")
     assert (outcome.code, outcome.err) == (0, "")
-    assert "model: models/three.safetensors; its card: models/three.json and models/three.md" in outcome.out
+    assert "model: models/three.safetensors; model card: models/three.json and models/three.md" in outcome.out
     assert files_in(tmp_path / "models") == {"three.safetensors", "three.json", "three.md"}
     assert set(load_file(tmp_path / "models" / "three.safetensors")) == {"1.weight", "1.bias"}
     for name, asked, told in (
@@ -330,7 +330,7 @@ def test_assign_takes_the_clients_of_another_config(fedclade: Callable[..., Outc
     ("arguments", "told"),
     [
         (("nowhere",), "nowhere is not a run folder: it has no summary.json"),
-        (("plain",), "plain held no clients back; name newcomers with --config NEW.toml, or run its config again"),
+        (("plain",), "plain held no clients back; specify newcomers with --config NEW.toml, or run its config again"),
         (("held", "--out", "table.txt"), "--out should end in .csv or .json, got table.txt"),
         (("held", "--config", "missing.toml"), "there is no config missing.toml"),
         (
@@ -505,7 +505,7 @@ def test_compare_reads_what_is_finished_and_continues_the_rest(
     assert finished.stat().st_mtime_ns == before
     columns = [line.split(",")[:6] for line in table.splitlines()]
     assert [line.split(",")[:6] for line in (tmp_path / "both/comparison.csv").read_text().splitlines()] == columns
-    assert "--resume needs the folder to continue in; name it with --out" in fedclade(*asked[:3], "--resume").err
+    assert "--resume needs the folder to continue in; set it with --out" in fedclade(*asked[:3], "--resume").err
     assert "its seed" not in fedclade(*asked, "--resume").err
     assert "holds a run of another config: its local.lr is 0.1, not 0.2" in (
         fedclade(*asked, "--resume", "--set", "local.lr=0.2").err
@@ -629,7 +629,7 @@ def test_every_shipped_config_is_valid(fedclade: Callable[..., Outcome]):
     for name in names:
         outcome = fedclade("validate", name)
         assert outcome.code == 0, outcome.err
-        assert outcome.out.strip().endswith("is fine")
+        assert outcome.out.strip().endswith("is valid")
 
 
 def test_the_shipped_suite_has_every_algorithm_at_both_scales():
@@ -710,7 +710,7 @@ def test_validate_says_all_errors_at_once(fedclade: Callable[..., Outcome], tmp_
         (("report", "nowhere"), "nowhere is not a run folder: it has no summary.json"),
         (("tree", "nowhere"), "nowhere is not a run folder: it has no summary.json"),
         (("compare", "small.toml", "small.toml"), "each config can be compared once, got more than one named small"),
-        (("compare", "small.toml", "--scale", "smoke"), "the config small has no scales; name scenarios only"),
+        (("compare", "small.toml", "--scale", "smoke"), "the config small has no scales; give scenarios only"),
         (("compare", "small.toml", "swap.toml"), "the config small cannot be compared with scenarios"),
         (("compare", "swap.toml", "--scale", "smok"), "unknown scale 'smok'; did you mean 'smoke'? (known: smoke)"),
         (("compare", "swap.toml", "--set", "algorithm.eps2=1"), "a scenario has no [algorithm]"),

@@ -110,7 +110,7 @@ def test_report_compares_runs_on_one_page(fedclade):
     ("arguments", "told"),
     [
         ((CFL, "--out", "page.pdf"), "--out should end in .html, got page.pdf"),
-        ((CFL, FEDAVG, "--against", FEDAVG), "--against is for the report of one run; of several, each is measured by"),
+        ((CFL, FEDAVG, "--against", FEDAVG), "--against needs a report of one run; several runs are compared with FedAvg"),
         ((CFL, CFL), f"each run can be compared once, got {CFL} more than once"),
         ((CFL, "--against", "smaller"), "--against should be a run of the same clients: smaller has no client 3"),
         ((CFL, "--against", "words"), "--against should be a run of the same task: words has no accuracy"),
@@ -137,7 +137,7 @@ def test_report_says_what_is_wrong(fedclade, runs: dict[str, Run], arguments: tu
 
 def test_run_names_the_way_to_the_report(fedclade):
     _, out, _ = fedclade("run", "small.toml", "--out", "loud")
-    assert "look at it with: fedclade report loud --open" in out
+    assert "open its report with: fedclade report loud --open" in out
     _, out, _ = fedclade("run", "small.toml", "--out", "quiet", "-q")
     assert out.strip() == "run folder: quiet"
 

@@ -83,7 +83,7 @@ def test_runs_whose_clients_come_and_go_are_reported(name, way):
     if way != "leave":
         assert clients_of(run, "joined") >= {8, 9}
     (table,) = sections["Newcomers"].tables
-    assert table.title == "Who came and went"
+    assert table.title == "Clients that joined or left"
     told = [event for event in run.events if event["kind"] in ("joined", "left")]
     assert [(row[0], row[1]) for row in table.rows] == [(str(event["round"]), event["kind"]) for event in told]
     assert [row[3] for row in table.rows] == [", ".join(map(str, event["clients"])) for event in told]

@@ -27,11 +27,6 @@ def heading(run: Run) -> str:
     return f"{run.summary['algorithm']} on {run.summary['data']}, seed {run.summary['seed']}"
 
 
-def adversaries(n: int) -> str:
-    """Write how many adversaries there are."""
-    return f"{n:,} {'adversary' if n == 1 else 'adversaries'}"
-
-
 class Personal(NamedTuple):
     """What stays with each client: its share of a model, how many numbers that is, and their names."""
 

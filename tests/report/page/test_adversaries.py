@@ -73,9 +73,9 @@ def test_without_adversaries_nothing_is_said(run, make_run):
 def test_a_comparison_has_columns_of_them_where_a_run_has_some(summary_run):
     plain, attacked = summary_run(), summary_run(adversary=TOLD)
     columns = Comparison({"plain": [plain], "attacked": [attacked]}).columns
-    assert columns["honest, %"] == ["–", "60.0"]
+    assert columns["honest clients, %"] == ["–", "60.0"]
     assert columns["backdoor"] == ["–", "0.25"]
-    assert not {"honest, %", "backdoor"} & Comparison({"plain": [plain]}).columns.keys()
+    assert not {"honest clients, %", "backdoor"} & Comparison({"plain": [plain]}).columns.keys()
     assert "honest" in Comparison({"attacked": [attacked]}).csv()
     assert "honest" not in Comparison({"plain": [plain]}).csv()
 

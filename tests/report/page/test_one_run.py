@@ -55,7 +55,7 @@ def test_cards_tell_scores_clusters_bytes_and_time(make_run, page_of):
 
 def test_what_stays_with_clients_is_told_in_a_few_words(make_run, page_of):
     layout = Layout.of(nn.Sequential(*(nn.Linear(2, 2) for _ in range(4))), ["1.*", "2.*", "3.*"])
-    (card,) = [each for each in page_of(replace(make_run(), layout=layout)).cards if each.label == "Stays with clients"]
+    (card,) = [each for each in page_of(replace(make_run(), layout=layout)).cards if each.label == "Stays on clients"]
     assert (card.value, card.note) == ("75.0 %", "18 of 24 numbers of a model: 1.weight, 1.bias … 4 more")
 
 
@@ -272,7 +272,7 @@ def test_answers_left_out_are_counted_by_round_reason_and_client(make_run, secti
         {"round": 3, "kind": "retried", "node": 0, "query": "train", "clients": 2, "answered": 1},
     ]
     found = section(page_of(replace(make_run(), events=events)), "faults")
-    assert found.caption == "5 answers left out, by round and reason. Absent clients were asked again 2 times."
+    assert found.caption == "5 replies left out, by round and reason. Absent clients were queried again 2 times."
     assert [(bar["name"], bar["x"], bar["y"]) for bar in found.figures[""]["data"]] == [
         ("norm #", [1, 3], [1, 1]),
         ("norm more than 20 times its cluster's median", [1, 3], [0, 2]),
@@ -289,11 +289,11 @@ def test_what_was_limited_is_counted_by_how_and_by_client(make_run, section, pag
     how = {"1": f"{capped}; {shortened}"}
     limited = [{"round": n, "kind": "limited", "node": 0, "query": "train", "clients": how} for n in (1, 2)]
     lost = {"round": 3, "kind": "left_out", "node": 0, "query": "train", "clients": {"0": "no answer"}}
-    for events, title in ((limited, "Answers limited"), ([*limited, lost], "Answers left out")):
+    for events, title in ((limited, "Limited replies"), ([*limited, lost], "Replies left out")):
         found = section(page_of(replace(make_run(), events=events)), "faults")
         assert found.title == title
-        assert table(found, "Limited, by client").rows == [["1", "4"]]
-        assert table(found, "Limited, by how").rows == [
+        assert table(found, "Limited updates, by client").rows == [["1", "4"]]
+        assert table(found, "Limited updates, by measure").rows == [
             ["weight #, counts with #: 2 times the median client's", "2"],
             ["norm shortened to 5 times the median of all", "2"],
         ]
@@ -307,7 +307,7 @@ def test_sums_that_were_not_used_are_listed_with_the_reason(make_run, section, p
         {"kind": "sum_unguarded", **event, "sums": 1, "because": "few clients"},
     ]
     found = section(page_of(replace(make_run(), events=events)), "faults")
-    assert found.title == "Answers limited"
+    assert found.title == "Limited replies"
     assert table(found, "Sums").rows == [
         ["2", "rejected", "train", "3", "too long"],
         ["2", "unguarded", "train", "3", "few clients"],
@@ -321,9 +321,9 @@ def test_newcomers_are_shown_as_assign_wrote_them(make_run, section, page_of, ta
     summary = {"newcomers": 1, "fit_nowhere": 1, "assignment_accuracy": 1.0, **row}
     found = section(page_of(make_run(), newcomers={"summary": summary, "newcomers": [row]}), "newcomers")
     assert [trace["y"] for trace in found.figures[""]["data"]] == [[0.9], [0.5], [0.7], [0.95]]
-    assert "100 % came into a cluster of their true one. 1 fit nowhere" in found.caption
+    assert "100 % were assigned to a cluster of their true one. 1 fit no cluster" in found.caption
     lines = table(found, "Newcomers").rows
-    assert lines[0] == ["late", "0 › 2 (fits nowhere)", "0.25", "90.0 %", "50.0 %", "70.0 %", "95.0 %"]
+    assert lines[0] == ["late", "0 › 2 (fits no cluster)", "0.25", "90.0 %", "50.0 %", "70.0 %", "95.0 %"]
     assert lines[1][0] == "mean"
 
 
@@ -333,7 +333,7 @@ def test_who_joined_and_left_is_told_without_newcomers_too(make_run, section, pa
         {"round": 3, "kind": "left", "node": 0, "clients": [1]},
     ]
     found = section(page_of(replace(make_run(), events=events)), "newcomers")
-    assert table(found, "Who came and went").rows == [["2", "joined", "1", "7, 8"], ["3", "left", "0", "1"]]
+    assert table(found, "Clients that joined or left").rows == [["2", "joined", "1", "7, 8"], ["3", "left", "0", "1"]]
 
 
 def test_a_run_of_a_config_names_the_command_that_repeats_it(make_run, section, page_of, tmp_path):
@@ -393,7 +393,7 @@ def test_the_tree_of_many_clusters_draws_the_largest(make_run, section, page_of)
     found = section(page_of(make_run(star=True, clients=60, rounds=1)), "tree")
     (picture,) = found.trees.values()
     assert len(picture.branches) == 1 + 40
-    assert found.caption.endswith("Drawn are the 40 largest of 60 clusters.")
+    assert found.caption.endswith("The 40 largest of 60 clusters are drawn.")
 
 
 def test_the_tree_says_what_each_cluster_is(split_run, section, page_of):
