@@ -119,7 +119,7 @@ def test_the_help_of_an_argument_is_shown(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["fedclade", "run", "--help"])
     with pytest.raises(SystemExit):
         main()
-    assert "A TOML file, or a name of" in capsys.readouterr().out
+    assert "TOML file, or name of" in capsys.readouterr().out
 
 
 def test_a_report_makes_its_folder_or_says_so_before_it_is_made(tmp_path, monkeypatch, capsys):

@@ -32,7 +32,7 @@ def run(make_run):
 
 def test_the_terminal_says_how_honest_clients_fare(run):
     lines = [value for _, value in facts(run)]
-    assert "2 of 4 clients, backdoor; honest accuracy 60.0 %, worst tenth 50.0 %" in lines
+    assert "2 of 4 clients, backdoor; honest clients: accuracy 60.0 %, worst tenth 50.0 %" in lines
     assert (
         "1 cluster of adversaries alone, 1 adversary in clusters with honest clients; ARI 0.50 of honest clients"
         in lines

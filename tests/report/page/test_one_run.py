@@ -260,7 +260,7 @@ def test_tests_of_cfl_show_which_cluster_was_split(make_run, section, page_of, t
     assert sizes[0] > sizes[1]
     assert [row[1] for row in table(found, "Checks").rows] == ["found 2 + 2", "found 2 in cluster 1"]
     *_, p, gain = event_table(run).columns
-    assert [(column.header, *column.cells) for column in (p, gain)] == [("p", "0.001"), ("gain", "–")]
+    assert [(column.header, *column.cells) for column in (p, gain)] == [("p-value", "0.001"), ("gain", "–")]
 
 
 def test_answers_left_out_are_counted_by_round_reason_and_client(make_run, section, page_of, table):
@@ -369,7 +369,7 @@ def test_a_run_of_python_has_no_command(make_run, section, page_of):
     run = replace(make_run(), config={"algorithm": {"name": "cfl", "unheard_of": 1}})
     found = section(page_of(run), "config")
     assert list(found.texts) == ["Config, with every default filled in"]
-    assert "repeated by the same call" in found.caption
+    assert "the same call repeats it" in found.caption
 
 
 def test_a_run_whose_last_round_was_not_evaluated_can_be_shown(page_of):
