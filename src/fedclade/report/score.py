@@ -14,31 +14,9 @@ from fedclade.report.picture import Axis
 from fedclade.runs import Row, Run
 from fedclade.tasks import Metric, perplexity, read_metrics
 
-CAPITALS = frozenset(
-    [
-        "auc",
-        "auroc",
-        "bleu",
-        "cer",
-        "crps",
-        "f1",
-        "fid",
-        "iou",
-        "mae",
-        "mape",
-        "mase",
-        "mcc",
-        "mse",
-        "msle",
-        "nll",
-        "psnr",
-        "r2",
-        "rmse",
-        "rmsle",
-        "smape",
-        "ssim",
-        "wer",
-    ]
+CAPITALS = (
+    *("auc", "auroc", "bleu", "cer", "crps", "f1", "fid", "iou", "mae", "mape", "mase", "mcc"),
+    *("mse", "msle", "nll", "psnr", "r2", "rmse", "rmsle", "smape", "ssim", "wer"),
 )
 """Abbreviations in names of metrics."""
 

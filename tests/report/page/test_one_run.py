@@ -174,7 +174,7 @@ def test_the_flow_tells_who_went_where(split_run, section, page_of, table):
     (sankey,) = found.figures[""]["data"]
     # Rows of the round of a split name the new clusters: of round 1 nodes 1 and 2, of round 2 nodes 1, 3 and 4.
     assert sankey["node"]["label"] == ["1", "2", "1", "3", "4", "true 0", "true 1", "true 2"]
-    assert table(found, "From where to where").rows == [
+    assert table(found, "Moves between clusters").rows == [
         *(["round 1: 1", "round 2: 1", "2"], ["round 1: 2", "round 2: 3", "1"], ["round 1: 2", "round 2: 4", "1"]),
         *(["round 2: 1", "truth: true 0", "2"], ["round 2: 3", "truth: true 1", "1"]),
         ["round 2: 4", "truth: true 2", "1"],
