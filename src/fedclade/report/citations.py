@@ -1,8 +1,9 @@
-"""BibTeX entries for what people use."""
+"""BibTeX entries of algorithms, data sets, models and more."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import EntryPoint
 from importlib.resources import files
 from textwrap import dedent
 
@@ -54,13 +55,13 @@ CITED: Mapping[str, str] = {
     "cnn": "briggs2020flhc",
     "cifar_cnn": "sattler2021cfl",
 }
-"""By what is used: the keys in ``citations.bib`` of what it comes from."""
+"""Keys of the sources in ``citations.bib``, by the name of what is cited."""
 
 
 def cite_name(name: str) -> str:
     """Return the BibTeX of an algorithm, data set, partition, shift or model.
 
-    What is not fedclade's own is asked for its ``citation``: what an installed package adds, or ``module:name``.
+    Entries of installed packages, and of ``module:name``, are read from their ``citation``.
 
     Raises
     ------
@@ -68,19 +69,25 @@ def cite_name(name: str) -> str:
         If there is no entry of that name.
     """
     if name not in CITED:
-        return _of_others(name)
+        return _read_citation(name)
     text = files("fedclade.report").joinpath("citations.bib").read_text(encoding="utf-8")
     entries = {entry.split("{")[1].split(",")[0]: entry for entry in text.strip().split("\n\n")}
     return "\n\n".join(entries[key] for key in CITED[name].split())
 
 
-def _of_others(name: str) -> str:
-    kinds = [kind for kind in KINDS if kind != "commands"]  # which no result depends on
-    added = {name: point for kind in kinds for name, point in installed(kind).items()}
-    if name not in added and ":" not in name:
-        raise ConfigError(unknown("name to cite", name, {*CITED, *added}))
-    found = loaded(added[name], "what to cite,") if name in added else imported(name, "what to cite,")
-    citation = getattr(found, "citation", None)
+def _read_citation(name: str) -> str:
+    """Return the ``citation`` of a package's entry, or of ``module:name``."""
+    entry_points: dict[str, EntryPoint] = {}
+    for kind in KINDS:
+        if kind != "commands":  # no result depends on a command
+            entry_points.update(installed(kind))
+    if name in entry_points:
+        cited = loaded(entry_points[name], "what to cite,")
+    elif ":" in name:
+        cited = imported(name, "what to cite,")
+    else:
+        raise ConfigError(unknown("name to cite", name, {*CITED, *entry_points}))
+    citation = getattr(cited, "citation", None)
     if not isinstance(citation, str) or not citation:
-        raise ConfigError(f"{name} does not say how to cite it: it has no citation, which would be BibTeX")
+        raise ConfigError(f"{name} has no citation; it should be a string with BibTeX")
     return dedent(citation).strip()
