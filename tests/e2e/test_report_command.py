@@ -210,7 +210,7 @@ def test_a_port_that_is_taken_is_told_before_anything_is_run(fedclade):
     code, _, err = fedclade("run", "small.toml", "--out", "result", "--dashboard", "--port", port)
     server.close()
     assert code == 2
-    assert f"error: port {port} cannot be listened at" in err
+    assert f"error: cannot listen on port {port}" in err
     assert not Path("result").exists()
 
 

@@ -121,8 +121,8 @@ def test_trials_run_side_by_side_in_processes(tmp_path):
 @pytest.mark.parametrize(
     ("status", "started", "told"),
     [
-        (-9, True, "a process of the sweep has died, perhaps for want of memory; give fewer --processes"),
-        (-9, False, "a process of the sweep has died, perhaps for want of memory; give fewer --processes"),
+        (-9, True, "a process of the sweep has died, perhaps because it ran out of memory; set fewer --processes"),
+        (-9, False, "a process of the sweep has died, perhaps because it ran out of memory; set fewer --processes"),
         (1, False, "ended with status 1 as it started; each process imports the script that calls sweep, so put the"),
     ],
 )
@@ -130,7 +130,7 @@ def test_a_process_that_dies_ends_the_sweep(status, started, told):
     place = Processes.__new__(Processes)
     ours, theirs = places.multiprocessing.Pipe()
     ended = SimpleNamespace(exitcode=status, join=lambda seconds: None)
-    place.count, place._told, place._processes, place._idle = 1, False, {ours: ended}, [ours]
+    place.count, place._is_stopping, place._processes, place._idle = 1, False, {ours: ended}, [ours]
     place._started = {ours} if started else set()
     theirs.close()
     with pytest.raises(RunError) as caught:

@@ -92,7 +92,7 @@ def test_a_trial_that_was_killed_while_it_drew_has_failed(tmp_path):
 def test_a_journal_of_another_sweep_or_of_nothing_is_refused(tmp_path):
     study(tmp_path / "s", rounds=3)
     study(tmp_path / "s", rounds=3)
-    with pytest.raises(RunError, match="holds another sweep: its rounds is 3, not 4; give the same command"):
+    with pytest.raises(RunError, match="holds another sweep: its rounds is 3, not 4; use the same command"):
         study(tmp_path / "s", rounds=4)
     (tmp_path / "s" / JOURNAL).write_text("nothing\n")
     with pytest.raises(RunError, match=r"cannot read or write .*trials\.journal"):
