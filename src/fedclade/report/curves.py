@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedclade.clustering import Similarity
 from fedclade.core import Clustered, DataChanged
@@ -329,7 +330,7 @@ def _average_neighbours(alpha: Similarity, names: list[str], side: int) -> tuple
         return sums / counts, block_names, step
 
 
-def _sum_blocks(values: Similarity, starts: Similarity) -> Similarity:
+def _sum_blocks(values: Similarity, starts: NDArray[np.int_]) -> Similarity:
     """Sum a matrix over the square blocks that begin at some rows and columns."""
     return np.add.reduceat(np.add.reduceat(values, starts, 0), starts, 1)
 

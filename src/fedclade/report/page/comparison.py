@@ -292,12 +292,12 @@ def _traffic_section(runs: Sequence[Compared]) -> Section | None:
     score = runs[0].score
     lines: list[Line] = []
     for run in runs:
-        rows = run.view.run.metric_rows
-        megabytes = [(row["bytes_up"] + row["bytes_down"]) / 1e6 for row in rows]
+        metric_rows = run.view.run.metric_rows
+        megabytes = [(row["bytes_up"] + row["bytes_down"]) / 1e6 for row in metric_rows]
         totals = list(accumulate(megabytes))
         if not any(totals):
             continue
-        values = [row.get(f"{score.name}_mean") for row in rows]
+        values = [row.get(f"{score.name}_mean") for row in metric_rows]
         points = [(x, y) for x, y in zip(totals, values, strict=True) if y is not None]
         line = Line(
             x=[x for x, _ in points],
