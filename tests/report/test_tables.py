@@ -199,7 +199,7 @@ def test_a_leaf_without_members_is_shown_as_empty(make_run):
 
 def test_event_table_lists_splits_with_their_criteria(make_run):
     table = lines(event_table(make_run([(2, 0), (4, 1)])))
-    assert cells(table[1]) == ["round", "cluster", "split into", "clients", "mean norm", "max norm", "α cross max", "γ bound"]
+    assert cells(table[1]) == ["round", "cluster", "children", "sizes", "mean norm", "max norm", "α cross max", "γ bound"]
     assert [cells(line) for line in table[3:]] == [
         ["2", "0", "1 + 2", "2 + 2", "0.50", "1.00", "−0.10", "0.74"],
         ["4", "1", "3 + 4", "1 + 1", "0.25", "0.50", "−0.10", "0.74"],

@@ -58,7 +58,7 @@ _CONTROL_CODES = [*range(9), *range(11, 32), *range(127, 160)]  # all but tab an
 _DIRECTION_CODES = [*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F]
 _HIDDEN = dict.fromkeys(_CONTROL_CODES + _DIRECTION_CODES)
 
-HEADING_WIDTH = 14
+HEADING_WIDTH = 10
 """Headings of tables are broken at spaces beyond this number of characters."""
 
 
@@ -137,13 +137,13 @@ def decision_tables(run: Run) -> list[Table]:
 
 def event_table(run: Run) -> Table:
     """Return the splits of a run with their criteria (CFL eqs. 25, 32, 33 and 39)."""
-    table = new_table("Splits")
+    table = new_table("Splits", collapse_padding=True)
     splits = events_of(run.events, ClusterSplit)
     is_tested = any(split.p_value is not None for _, split in splits)
     criteria = TEST_CRITERIA if is_tested else CRITERIA
     for column in ("round", "cluster"):
         table.add_column(column, justify="right", no_wrap=True)
-    for column in ("split into", "clients"):
+    for column in ("children", "sizes"):
         table.add_column(column, justify="left", no_wrap=True)
     for column in criteria.values():
         table.add_column(column, justify="right", no_wrap=True)
@@ -176,10 +176,13 @@ def _list_remarks_on_splits(run: Run) -> list[str]:
 
 def check_table(run: Run) -> Table:
     """Return the checks of replicated clustering: the result of each, and the decision."""
-    table = new_table("Checks")
+    table = new_table("Checks", collapse_padding=True)
     for column in CHECK_COLUMNS:
-        is_text = column == "clusters"
-        table.add_column(wrap_heading(column), justify="left" if is_text else "right", no_wrap=True)
+        heading = wrap_heading(column)
+        if column == "clusters":
+            table.add_column(heading, justify="left")
+        else:
+            table.add_column(heading, justify="right", no_wrap=True)
     for row in check_rows(events_of(run.events, Tested, Checked, Regrouped)):
         table.add_row(*row)
     return table
@@ -251,7 +254,7 @@ def _describe_clustering(round_number: int, step: Clustered) -> str:
 
 def newcomer_table(newcomers: Newcomers, run: Run) -> Table:
     """Return one row for each newcomer to a run, with the means in the last."""
-    table = new_table("Newcomers", show_footer=True)
+    table = new_table("Newcomers", show_footer=True, collapse_padding=True)
     summary = newcomers.summary
     score = Score.named(newcomers.metric, run.summary)
     columns = score_columns(score.name)

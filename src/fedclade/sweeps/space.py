@@ -94,10 +94,8 @@ def parse_over(over: Sequence[str] | Mapping[str, Any]) -> list[Parameter]:
     ConfigError
         If there is none, or any is invalid; the message has a line for each problem.
     """
-    if isinstance(over, Mapping):
-        pairs = list(over.items())
-    else:
-        pairs = [_split_pair(text) for text in over]
+    is_mapping = isinstance(over, Mapping)
+    pairs = list(over.items()) if is_mapping else [_split_pair(text) for text in over]
     parameters: list[Parameter] = []
     problems: list[str] = []
     for key, text in pairs:
@@ -106,9 +104,8 @@ def parse_over(over: Sequence[str] | Mapping[str, Any]) -> list[Parameter]:
         except ConfigError as error:
             problems.append(str(error))
     keys = [key.strip() for key, _ in pairs]
-    for key in dict.fromkeys(keys):
-        if keys.count(key) > 1:
-            problems.append(f"--over {key}: give each key once")
+    repeated = [key for key in dict.fromkeys(keys) if keys.count(key) > 1]
+    problems += [f"--over {key}: give each key once" for key in repeated]
     if not pairs:
         problems.append(f"a sweep needs something to vary; give --over, such as {EXAMPLES}")
     if problems:
