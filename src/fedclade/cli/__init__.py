@@ -24,7 +24,7 @@ __all__ = ["DataDir", "Device", "app", "interruptible", "main", "new_console"]
 
 
 def main() -> None:
-    """Run the command line; an error of the library is printed as a message, without a traceback."""
+    """Run the command line; print errors of the library as messages, without a traceback."""
     sys.path.insert(0, "")  # names such as module:factory are searched in the current folder
     try:
         app()

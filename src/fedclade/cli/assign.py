@@ -24,9 +24,7 @@ def assign_newcomers(
     folder: options.RunFolder,
     config: Annotated[
         str | None,
-        typer.Option(
-            "--config", help="TOML file whose clients are all newcomers, in place of those that were held back."
-        ),
+        typer.Option("--config", help="TOML file whose clients are the newcomers, in place of those held back."),
     ] = None,
     data_dir: options.DataDir = None,
     out: Annotated[
@@ -40,7 +38,7 @@ def assign_newcomers(
         bool,
         typer.Option(
             "--without-labels",
-            help="Assign without labels, by features of the root model. Needs the data of the run's clients.",
+            help="Assign without labels, by features of the root model and data of the run's clients.",
         ),
     ] = False,
     only_fitting: Annotated[

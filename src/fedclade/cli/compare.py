@@ -105,8 +105,7 @@ def compare(
     resume: Annotated[
         bool,
         typer.Option(
-            "--resume",
-            help="Continue the comparison in the folder of --out: finished runs are read, others are continued.",
+            "--resume", help="Continue the comparison in --out: finished runs are read, others are continued."
         ),
     ] = False,
     only: Annotated[

@@ -87,7 +87,7 @@ def list_known(
 
     Packages add entries with the entry points fedclade.algorithms, fedclade.models and so on.
 
-    For your own code you need no package: wherever a config takes a name, it also takes module:name.
+    Your own code needs no package: wherever a config takes a name, it also takes module:name.
 
     For example, my_methods:KMeans is the class KMeans in the current folder's my_methods.py.
 

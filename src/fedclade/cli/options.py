@@ -46,7 +46,7 @@ def say(console: Console, line: str) -> None:
 # Interrupts: the first signal stops a run after the round, a second one at once.
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-"""Signals of Ctrl-C, of a scheduler or shutdown, and of a closed terminal; Windows has no SIGHUP."""
+"""Signals of Ctrl-C, shutdowns and closed terminals; Windows has no SIGHUP."""
 
 _MESSAGE = b"\nstopping after this round; Ctrl-C again stops at once\n"
 _STDERR = 2
@@ -123,7 +123,7 @@ DataDir = Annotated[
     typer.Option(
         "--data-dir",
         envvar="FEDCLADE_DATA_DIR",
-        help="Folder with <dataset>/<split>.parquet, as on the Hugging Face Hub. Default: download from the Hub.",
+        help="Folder with <dataset>/<split>.parquet. Default: download from the Hugging Face Hub.",
     ),
 ]
 """The option ``--data-dir`` of a command, also set by ``FEDCLADE_DATA_DIR``; None if unset."""
@@ -136,16 +136,12 @@ Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 """The option ``--device`` of a command."""
 Engine = Annotated[
     str | None,
-    typer.Option(
-        "--engine", help=f"Execution engine of local training: {', '.join((*ENGINES, *REMOTE))}. Overrides the config."
-    ),
+    typer.Option("--engine", help=f"Engine of local training: {', '.join((*ENGINES, *REMOTE))}. Overrides the config."),
 ]
 Actors = Annotated[
     int | None,
     typer.Option(
-        "--actors",
-        min=1,
-        help="Number of actors for --engine ray. Default: one for each GPU, or without GPUs one for each node.",
+        "--actors", min=1, help="Number of actors for --engine ray. Default: one for each GPU, or else each node."
     ),
 ]
 ActorCores = Annotated[
@@ -178,7 +174,7 @@ Log = Annotated[
     typer.Option(
         "--log",
         metavar="NAME",
-        help=f"Log every round with a tracker: {', '.join(TRACKERS)}, or your own as module:factory; can be repeated.",
+        help=f"Log every round: {', '.join(TRACKERS)}, or your own module:factory; can be repeated.",
     ),
 ]
 Trust = Annotated[

@@ -1,4 +1,4 @@
-"""Commands that show or export runs: ``report``, ``tree``, ``export``; ``validate`` and ``cite``."""
+"""Commands ``report``, ``tree`` and ``export`` for runs; ``validate`` and ``cite``."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def report(
     folders: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...", help="Run folder; or several, or the folder of a comparison, to compare runs on a page."
+            metavar="RUN...", help="Run folder; or, to compare runs, several of them or the folder of a comparison."
         ),
     ],
     against: Annotated[
@@ -124,7 +124,7 @@ def report(
     The page needs no network connection. Several runs, or the folder of 'fedclade compare' or
     'fedclade demo', are compared on one page.
 
-    Examples: fedclade report RUN --against FEDAVG_RUN --open; fedclade report A B C --out comparison.html
+    Examples: fedclade report RUN --against FEDAVG_RUN --open; fedclade report A B C --out abc.html
     """
     if out is not None and out.suffix != ".html":
         raise RunError(f"--out should end in .html, got {out}")

@@ -45,10 +45,7 @@ def sweep_config(
         int, typer.Option("--seeds", min=1, help="Runs of each trial, with seeds 0, 1, ...; their mean is the score.")
     ] = 1,
     sampler: Annotated[
-        Sampler,
-        typer.Option(
-            "--sampler", help="Sampler of the trials: tpe uses the scores of earlier trials, random and grid do not."
-        ),
+        Sampler, typer.Option("--sampler", help="Sampler of the trials; only tpe uses the scores of earlier trials.")
     ] = Sampler.TPE,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the sampler.")] = 0,
     metric: Annotated[
@@ -67,10 +64,7 @@ def sweep_config(
     out: options.Out = None,
     resume: Annotated[
         bool,
-        typer.Option(
-            "--resume",
-            help="Continue the sweep in the folder of --out: finished trials are read, others are continued.",
-        ),
+        typer.Option("--resume", help="Continue the sweep in --out: finished trials are read, others are continued."),
     ] = False,
     data_dir: options.DataDir = None,
     rounds: options.Rounds = None,

@@ -1,8 +1,8 @@
 """Reports of runs and comparisons: tables for the terminal, Markdown, CSV, JSON and figures.
 
-Only drawing a figure needs matplotlib. The subpackage :mod:`fedclade.report.page`, which writes HTML
-pages, needs jinja2 and plotly. The command line and the network import this package; it imports
-runs, and the packages below.
+Only drawing a figure needs matplotlib. The subpackage :mod:`fedclade.report.page`, which writes
+HTML pages, needs jinja2 and plotly. The command line and the network import this package; it
+imports runs, and the packages below.
 """
 
 from fedclade.report import style

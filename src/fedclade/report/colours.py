@@ -102,8 +102,8 @@ def series(labels: Sequence[str]) -> list[LegendEntry]:
 class ClusterColours:
     """Colours of a run's clusters, the same in all pictures.
 
-    Current clusters have colours of their own if there are enough. Split clusters are grey, the root
-    is the darkest.
+    Current clusters have colours of their own if there are enough. Split clusters are grey, the
+    root is the darkest.
     """
 
     run: Run

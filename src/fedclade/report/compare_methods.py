@@ -45,8 +45,8 @@ def compare(
     Parameters
     ----------
     methods
-        Algorithms or their names, by labels, such as ``{"fedavg": "fedavg", "cfl": CFL(eps2=0.8)}``;
-        or a list of names; or configs, as ``fedclade.config.read_config`` returns them, each with
+        Algorithms or their names, by labels, such as ``{"fedavg": "fedavg", "cfl": CFL()}``; or a
+        list of names; or configs, as ``fedclade.config.read_config`` returns them, each with
         its own model and settings.
     model, settings, engine
         As in :func:`fedclade.simulate`; not allowed with configs.

@@ -77,7 +77,7 @@ class Comparison(ComparisonFiles):
 
     @cached_property
     def scores(self) -> tuple[Score, ...]:
-        """Metrics of the runs; the first is the main one, and one that all runs have if possible."""
+        """Metrics of the runs; the first, main one is one that all runs have, if possible."""
         return compared_by(self._summaries)
 
     @cached_property
@@ -298,7 +298,7 @@ class Comparison(ComparisonFiles):
 
 
 def _check_seeds(label: str, runs: Sequence[Run]) -> None:
-    """Check that no two runs of a configuration have the same seed and data: one would count twice."""
+    """Check that the runs of a configuration differ in seed or data: one would count twice."""
     seeds = [(run.summary["seed"], run.summary["data"]) for run in runs]
     for seed, data in seeds:
         if seeds.count((seed, data)) > 1:

@@ -25,7 +25,7 @@ COLUMNS = 4
 
 
 def comparison_figure(score: Score, rows: Sequence[ComparisonRow], title: str, data: str) -> Figure:
-    """Draw the mean score of every configuration with its interval, and every run as a small dot."""
+    """Draw the mean of every configuration with its interval, and every run as a small dot."""
     figure = style.new_figure(8.6, style.HEADER + 0.9 + 0.42 * len(rows))
     axes = figure.subplots()
     _prepare_axes(axes, [row.label for row in rows])

@@ -139,7 +139,7 @@ class Merges:
 
     @cached_property
     def nodes(self) -> list[int | None]:
-        """Tree node that contains each cluster; None above the cut. Clients that left are ignored."""
+        """Tree node of each cluster; None above the cut. Clients that left are ignored."""
         nodes_within = [set[int]() if node is None else {node} for node in self.found]
         for a, b in self.parts:
             nodes_within.append(nodes_within[a] | nodes_within[b])

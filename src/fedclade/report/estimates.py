@@ -40,11 +40,11 @@ NUMBERS: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
     "bytes": lambda s: s["bytes_up"] + s["bytes_down"],
     "seconds": lambda s: s["seconds"]["total"],
 }
-"""Numbers of a row other than scores, read from ``summary.json``. The gap closed needs other runs."""
+"""Numbers in ``summary.json`` other than scores. The gap closed needs other runs."""
 
 
 def note_of_chosen(summaries: Iterable[Mapping[str, Any]]) -> str:
-    """Return a table's note on the round that is best on validation data; empty if no run has one."""
+    """Return a note on the round that is best on validation data; empty if no run has one."""
     chosen = [summary["chosen"] for summary in summaries if "chosen" in summary]
     if not chosen:
         return ""
@@ -83,7 +83,7 @@ class ComparisonRow:
     data: str
     seeds: tuple[int, ...]
     scores: Mapping[str, Estimate | None]
-    """Means over the clients by metric, the main one first; None if the runs do not have a metric."""
+    """Means over the clients by metric, the main one first; None if runs lack a metric."""
     worst10: Estimate | None
     """Mean score of the worst tenth of the clients."""
     ari: Estimate | None
@@ -93,7 +93,7 @@ class ComparisonRow:
     """Mean test score of the round that is best on validation data; None without such data."""
     chosen_round: Estimate | None
     gap_closed: Estimate | None
-    """(method - FedAvg) / (oracle - FedAvg), each with the runs of the same seed; see :class:`Comparison`."""
+    """(method - FedAvg) / (oracle - FedAvg) for the same seed; see :class:`Comparison`."""
     rounds_to_target: Estimate | None
     """Rounds of the runs that reached the target, as are the bytes to it."""
     bytes_to_target: Estimate | None
@@ -134,7 +134,7 @@ class ComparisonRow:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Numbers of clients with and without a score by their names in files, if some have none."""
+        """Numbers of clients with and without a score, by their names in files."""
         counts: dict[str, int] = {}
         for name, scored in self.scored.items():
             if scored.without:

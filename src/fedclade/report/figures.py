@@ -102,7 +102,7 @@ def save_figures(run: Run, folder: str | Path) -> list[Path]:
 
 
 def score_figure(run: Run) -> Figure:
-    """Draw the score of every cluster over the rounds, and the separation gap g(α) below; see `score_picture`."""
+    """Draw the scores of all clusters over the rounds, and the separation gap g(α) below."""
     return draw(score_picture(RunView(run)), queries.heading(run))
 
 
@@ -122,7 +122,7 @@ def dendrogram_figure(run: Run) -> Figure | None:
 
 
 def similarity_figure(run: Run) -> Figure | None:
-    """Draw the cosine similarities of the last updates in every cluster: the root large, the others small.
+    """Draw the cosine similarities of the last updates in every cluster, the root large.
 
     All have one colour scale, symmetric around 0. None for a run without similarities.
     """

@@ -22,7 +22,7 @@ def number(value: float | None, digits: int = 2) -> str:
 
 
 def significant(value: float | None, like: float | None = None) -> str:
-    """Write a number with three significant digits, and what is very large or tiny with a power of ten.
+    """Write a number with three significant digits, and very large or tiny ones with a power of ten.
 
     With ``like`` it gets as many decimals as that number.
 

@@ -111,7 +111,7 @@ def folded(title: str, inside: str) -> str:
 
 
 def tree(view: Tree) -> str:
-    """Return a tree of the terminal as nested lists, with further lines of a node in small print."""
+    """Return a tree of the terminal as nested lists, with further lines in small print."""
     return f'<ul class="fc-tree">{_render_branch(view)}</ul>'
 
 

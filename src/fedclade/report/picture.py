@@ -1,8 +1,8 @@
 """Library-independent description of pictures: panels with marks, and colours by name.
 
 Pages draw pictures with Plotly (:mod:`fedclade.report.page.plot`), files with matplotlib
-(:mod:`fedclade.report.figures`). Colours are those of :mod:`fedclade.report.colours`; with an opacity
-they are written ``@accent/0.25``.
+(:mod:`fedclade.report.figures`). Colours are those of :mod:`fedclade.report.colours`; with an
+opacity they are written ``@accent/0.25``.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def leaves_in_tree_order(tree: ParameterTree) -> tuple[Node, ...]:
 
 
 def splits_by_round(tree: ParameterTree) -> dict[int, list[int]]:
-    """Return the split nodes by round, without the root of a tree that starts with many clusters."""
+    """Return the split nodes by round, without a root that starts with many clusters."""
     splits: dict[int, list[int]] = defaultdict(list)
     for node in tree.nodes:
         if node.split_in:
@@ -116,7 +116,7 @@ def _find_ancestor_series(tree: ParameterTree, found: Mapping[int, Series], node
 
 
 def criterion_series(run: Run, column: str) -> dict[int, Series]:
-    """Return one column of ``clusters.parquet`` over the rounds, by node, without missing values."""
+    """Return a column of ``clusters.parquet`` over the rounds, by node, without missing values."""
     numbers: dict[int, dict[int, float]] = defaultdict(dict)
     for row in run.cluster_rows:
         if (value := row.get(column)) is not None:

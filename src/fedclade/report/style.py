@@ -150,7 +150,7 @@ def percent_scale(axes: Axes, which: Literal["x", "y"] = "y") -> None:
 
 
 def log_scale(*panels: Axes) -> None:
-    """Make the y axis of panels that share it logarithmic, with plain numbers, unless there is a zero."""
+    """Make a common y axis logarithmic, with plain numbers, unless there is a zero."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     low = min(axes.dataLim.ymin for axes in panels)
@@ -174,7 +174,7 @@ def note(
     shift: tuple[float, float] = (0, 0),
     **look: Any,
 ) -> None:
-    """Write a small note at a place, given in ``data`` or axes coordinates, and shifted by points."""
+    """Write a small note at a place in ``data`` or axes coordinates, shifted by points."""
     look = {"fontsize": 9, "color": MUTED, "va": "bottom", **look}
     axes.annotate(text, place, shift, xycoords=(x, y), textcoords="offset points", parse_math=False, **look)
 

@@ -405,7 +405,7 @@ class SuiteComparison(ComparisonFiles):
         return columns
 
     def frame(self) -> DataFrame:
-        """Return the numbers of :meth:`csv` as a pandas data frame; see :meth:`Comparison.frame`."""
+        """Return the numbers of :meth:`csv` as a data frame; see :meth:`Comparison.frame`."""
         frames = [comparison.frame().assign(scenario=name) for name, comparison in self.scenarios.items()]
         pandas = import_extra("pandas", "pandas", "notebook", "SuiteComparison.frame")
         frame = pandas.concat(frames, ignore_index=True)

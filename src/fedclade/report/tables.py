@@ -126,7 +126,7 @@ CHECK_COLUMNS = (
 
 
 def decision_tables(run: Run) -> list[Table]:
-    """Return the tables of decisions about clusters: splits and checks, those without rows left out."""
+    """Return the tables of splits and checks; those without rows are left out."""
     tables: list[Table] = []
     if events_of(run.events, ClusterSplit, Rejected):
         tables.append(event_table(run))
@@ -308,7 +308,7 @@ def _list_remarks_on_newcomers(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _describe_path(row: Mapping[str, Any]) -> Text:
-    """Return a newcomer's path from the root, marked if it fits no cluster or ends in a wrong one."""
+    """Return a newcomer's path from the root, marked if it fits no cluster or is wrong."""
     text = Text(" > ".join(str(node) for node in row["path"]))
     if not row["fits"]:
         text.append(" fits no cluster", style="bold yellow")
@@ -542,7 +542,7 @@ def _adversary_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _describe_privacy(
     epsilon: float | None, delta: float, releases: int, steps: int | None = None, model: str = "local", **more: Any
 ) -> str:
-    """Describe the spent privacy budget; the arguments are the entries of ``summary["privacy"]``."""
+    """Describe the spent privacy budget, from the entries of ``summary["privacy"]``."""
     if epsilon is not None:
         spent = f"{_write_epsilon(epsilon)} at δ = {delta:g}"
     elif model == "central":
@@ -581,7 +581,7 @@ def _connection_facts(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def _target_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the line about the target, if there was one, named by its metric if that is not the first."""
+    """Yield the line about the target, if any, named by its metric if that is not the main one."""
     target = summary["target"]
     scores = Score.all_of(summary)
     score = next((score for score in scores if target.get(score.name) is not None), None)
@@ -624,7 +624,7 @@ def _describe_node(node: Node, tree: ParameterTree, last_round: int | None, outc
 
 
 def _describe_lifetime(node: Node, last: int | None) -> str:
-    """Describe the rounds in which a cluster trained; it was created in the round before the first."""
+    """Describe the rounds in which a cluster trained; it was created one round before them."""
     first = node.born + 1
     if last is None:
         return f"since round {first}"

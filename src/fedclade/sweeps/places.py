@@ -212,7 +212,7 @@ class OnRay(Place):
     def outcome(self, begun: Any, stop: Stop) -> Outcome:
         """Wait for a task.
 
-        If the sweep should stop, the task is cancelled; it can be continued from its last checkpoint.
+        If the sweep should stop, the task is cancelled; a checkpoint allows it to continue.
         """
         ray = self._cluster.ray
         while not ray.wait([begun], timeout=SECONDS)[0]:

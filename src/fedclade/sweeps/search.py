@@ -52,11 +52,11 @@ def sweep(
     """Search for the settings of a config with the best score on validation data.
 
     Test data are not used for the search. Validation data are the clients' own, and they never
-    train on them: see ``evaluate_validation`` of :class:`~fedclade.RunSettings`, which a sweep sets.
-    The score of a run is that of the round with the best mean score on validation data.
+    train on them: see ``evaluate_validation`` of :class:`~fedclade.RunSettings`, which a sweep
+    sets. The score of a run is that of the round with the best mean score on validation data.
 
-    The drawn values of a trial depend on ``seed``, on the earlier trials and, with ``processes``, on
-    the number of parallel trials. They do not depend on which trial ends first, nor on
+    The drawn values of a trial depend on ``seed``, on the earlier trials and, with ``processes``,
+    on the number of parallel trials. They do not depend on which trial ends first, nor on
     interruptions: trials are drawn and completed in the order of their numbers.
 
     The folder is also that of a comparison, with a run in ``trial-NN/seed-N`` for each trial and

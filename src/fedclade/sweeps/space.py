@@ -76,8 +76,8 @@ def parse_over(over: Sequence[str] | Mapping[str, Any]) -> list[Parameter]:
     """Parse the arguments of ``--over``.
 
     ``key=low..high`` is a range of floats, or of whole numbers if both ends are; with ``(log)`` at
-    its end, values are drawn on a logarithmic scale. ``key=a,b,c`` is a choice among values in TOML,
-    or else texts.
+    its end, values are drawn on a logarithmic scale. ``key=a,b,c`` is a choice among values in
+    TOML, or else texts.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ Check = Callable[[list[str]], object]
 
 
 def fitted(parameters: Sequence[Parameter], check: Check) -> list[Parameter]:
-    """Turn ranges of whole numbers into ranges of floats if the config accepts floats for the key."""
+    """Turn ranges of whole numbers into ranges of floats if the config accepts floats."""
     result: list[Parameter] = []
     for parameter in parameters:
         if parameter.whole and _accepts_floats(parameter, check):

@@ -224,7 +224,7 @@ class Study:
         return dict(zip(keys, values, strict=True))
 
     def _make_sampler(self, number: int) -> Any:
-        """Return a sampler for one trial, seeded by its number, so that it needs no stored state."""
+        """Return a sampler for one trial, seeded by its number, so that no state is stored."""
         seed = rng.torch_seed(self._seed, "sweep", number) % 2**32
         samplers = self._optuna.samplers
         if self._sampler == "tpe":

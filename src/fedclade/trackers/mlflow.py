@@ -147,8 +147,8 @@ class MLflowTracker(Tracker):
     """Tracker that writes every round to MLflow.
 
     MLflow determines the store: ``MLFLOW_TRACKING_URI``, or ``mlflow.db`` in the current folder.
-    Without SQLAlchemy, which ``mlflow-skinny`` does not install, the store is the folder ``mlruns``.
-    ``MLFLOW_ALLOW_FILE_STORE`` is set for it, as MLflow refuses to write files since 3.13 otherwise.
+    Without SQLAlchemy, which ``mlflow-skinny`` does not install, it is the folder ``mlruns``.
+    ``MLFLOW_ALLOW_FILE_STORE`` is set for it, as MLflow refuses to write files since 3.13.
 
     A continued run keeps its id, and rounds that are logged already are not written again.
 

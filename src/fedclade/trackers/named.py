@@ -21,8 +21,8 @@ def build_callback(name: str) -> Callback:
     Parameters
     ----------
     name
-        Name of a tracker, an entry point of ``fedclade.callbacks``, or ``module:factory``. A factory
-        is a class or a function that is called without arguments.
+        Name of a tracker, an entry point of ``fedclade.callbacks``, or ``module:factory``. A
+        factory is a class or a function that is called without arguments.
 
     Returns
     -------

@@ -162,7 +162,7 @@ class Dashboard(Callback):
         return f'{head_json[:-1]}, "page": {parts}}}'
 
     def _build_parts(self, run: Run, over: bool) -> tuple[int, str]:
-        """Return the parts of the page with their round; they are built again if the pause is over."""
+        """Return the parts of the page with their round, built again if the pause is over."""
         with self._building:
             number = run.summary["rounds"]
             # The page of the last round may have been built before its evaluation, or the run

@@ -26,7 +26,7 @@ CLUSTERS_LISTED = 40
 
 
 def adversaries_section(view: RunView) -> Section | None:
-    """Return scores of honest clients and adversaries, and the clusters of both; None without any."""
+    """Return scores and clusters of adversaries and honest clients; None without adversaries."""
     adversary = view.run.summary.get("adversary")
     if adversary is None:
         return None
@@ -220,7 +220,7 @@ OTHER = "other reasons"
 
 
 def faults_section(view: RunView) -> Section | None:
-    """Return replies left out by round, reason and client, and limited updates; None without any."""
+    """Return replies left out, and limited updates and sums; None without any."""
     lost: list[tuple[int, int, str]] = []
     for round_number, event in events_of(view.run.events, LeftOut):
         for client, reason in event.clients.items():

@@ -46,8 +46,8 @@ def sankey_section(view: RunView) -> Section | None:
         return None
     drawn = [_merge_small_clusters(stage) for stage in stages]
     sentences = [
-        "The clients of each cluster, from left to right over the rounds with moves. The height of a "
-        "band is the number of clients in it."
+        "The clients of each cluster, from left to right over the rounds with moves. The height of "
+        "a band is the number of clients in it."
     ]
     if stages[-1].truth:
         sentences.append("At the right, their true clusters.")

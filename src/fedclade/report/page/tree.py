@@ -31,10 +31,10 @@ RIGHT = 98.5
 
 THIN = 4.0
 THICK = 18.0
-"""Thickness in pixels of a bar without clients, and with all; it grows with the root of their share."""
+"""Thickness in pixels of a bar without clients and with all; between, by the root of the share."""
 
 ROOM = 14.0
-"""Shortest bar with more than an id as its label, in per cent of the width; leaves always have one."""
+"""Shortest bar with a full label, in per cent of the width; leaves always have one."""
 
 MEMBERS = 60
 """Number of members that are named."""
