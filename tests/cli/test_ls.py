@@ -120,9 +120,7 @@ def test_ls_alone_lists_everything(command: Callable[..., tuple[list[str], str]]
 def test_cite_asks_what_is_not_fedclades_own_for_its_citation(command: Callable[..., tuple[list[str], str]]):
     for name in ("clusters", "users_package:Clusters"):
         assert command("cite", name) == (["@article{own2026,", "}"], "")
-    assert command("cite", "shallow")[1].endswith(
-        "shallow has no citation; it should be a string with BibTeX\n"
-    )
+    assert command("cite", "shallow")[1].endswith("shallow has no citation; it should be a string with BibTeX\n")
     assert "unknown name to cite 'cluster'; did you mean 'clusters'?" in command("cite", "cluster")[1]
     assert "what to cite, 'users_package:Cluster' cannot be imported" in command("cite", "users_package:Cluster")[1]
 

@@ -110,7 +110,10 @@ def test_report_compares_runs_on_one_page(fedclade):
     ("arguments", "told"),
     [
         ((CFL, "--out", "page.pdf"), "--out should end in .html, got page.pdf"),
-        ((CFL, FEDAVG, "--against", FEDAVG), "--against needs a report of one run; several runs are compared with FedAvg"),
+        (
+            (CFL, FEDAVG, "--against", FEDAVG),
+            "--against needs a report of one run; several runs are compared with FedAvg",
+        ),
         ((CFL, CFL), f"each run can be compared once, got {CFL} more than once"),
         ((CFL, "--against", "smaller"), "--against should be a run of the same clients: smaller has no client 3"),
         ((CFL, "--against", "words"), "--against should be a run of the same task: words has no accuracy"),

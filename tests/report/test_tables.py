@@ -57,7 +57,9 @@ def test_run_table_has_the_round_that_validation_data_chose(summary_run):
 def test_run_table_says_what_stays_with_clients(summary_run):
     module = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
     run = replace(summary_run(), layout=Layout.of(module, ["1.*"]))
-    assert "personal  1.weight, 1.bias: 6 of 14 numbers of each client's model stay on the client" in lines(run_table(run))
+    assert "personal  1.weight, 1.bias: 6 of 14 numbers of each client's model stay on the client" in lines(
+        run_table(run)
+    )
     assert not [line for line in lines(run_table(summary_run())) if line.startswith("personal")]
 
 
@@ -199,7 +201,16 @@ def test_a_leaf_without_members_is_shown_as_empty(make_run):
 
 def test_event_table_lists_splits_with_their_criteria(make_run):
     table = lines(event_table(make_run([(2, 0), (4, 1)])))
-    assert cells(table[1]) == ["round", "cluster", "children", "sizes", "mean norm", "max norm", "α cross max", "γ bound"]
+    assert cells(table[1]) == [
+        "round",
+        "cluster",
+        "children",
+        "sizes",
+        "mean norm",
+        "max norm",
+        "α cross max",
+        "γ bound",
+    ]
     assert [cells(line) for line in table[3:]] == [
         ["2", "0", "1 + 2", "2 + 2", "0.50", "1.00", "−0.10", "0.74"],
         ["4", "1", "3 + 4", "1 + 1", "0.25", "0.50", "−0.10", "0.74"],

@@ -191,8 +191,7 @@ def test_a_flow_of_many_stages_and_clusters_is_thinned(make_run, section, page_o
     assert sankey["node"]["label"].count("others") == STAGES
     assert len(sankey["node"]["label"]) == STAGES * WIDEST
     assert found.caption.endswith(
-        f"5 further rounds with moves not drawn. Beyond the {WIDEST - 1} largest of a column, clusters are put "
-        "together."
+        f"5 further rounds with moves not drawn. Clusters beyond the {WIDEST - 1} largest of a column are merged."
     )
     assert REST < 0, "no cluster has that number"
 
