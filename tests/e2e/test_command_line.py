@@ -340,7 +340,7 @@ def test_assign_takes_the_clients_of_another_config(fedclade: Callable[..., Outc
         (("held", "--config", "other.toml"), "the run's models have 650 entries, but a mclr for the newcomers' data"),
         (("held", "--config", "mnist.toml", "--data-dir", "nowhere"), "nowhere"),
         (("held", "--device", "tpu"), "device should be auto, cpu or cuda, got 'tpu'"),
-        (("python",), "python was not made from a config, so its clients cannot be loaded again; in Python, give them"),
+        (("python",), "python was not made from a config, so its clients cannot be loaded again; in Python, pass them"),
     ],
 )
 def test_assign_says_what_is_wrong(
