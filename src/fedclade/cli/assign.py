@@ -56,7 +56,7 @@ def assign_newcomers(
     """
     if out is not None and out.suffix not in (".csv", ".json"):
         raise RunError(f"--out should end in .csv or .json, got {out}")
-    options.made_for(out)
+    options.make_parent_folder(out)
     options.check_machine(device, memory)
     console = new_console()
     run = Run.load(folder, trust=trust)

@@ -32,8 +32,8 @@ from fedclade.report import (
     count,
     event_table,
     shortened,
+    tolerate_missing_figures,
     tree_view,
-    without_figures_if_need_be,
 )
 from fedclade.runs import Run
 
@@ -145,9 +145,9 @@ def compare(
     target = options.target_folder(out, "compare", resume=resume)
     options.check_machine(device, memory)
     # Trackers that cannot be used are reported before the first run. Each run gets its own.
-    options.callbacks_of(log)
+    options.build_callbacks(log)
     progress = RunProgress(console, quiet=quiet)
-    batch = Batch(progress.start, data_dir, device, memory, callbacks=lambda: options.callbacks_of(log))
+    batch = Batch(progress.start, data_dir, device, memory, callbacks=lambda: options.build_callbacks(log))
     batch.only = only
     if at_most is not None:
         end = monotonic() + 60 * at_most
@@ -245,7 +245,7 @@ def _compare_suite(scenarios: Sequence[Scenario], comparisons: dict[str, Compari
 
 def _save_comparison(comparison: Comparison | SuiteComparison, target: Path, console: Console) -> None:
     """Write a comparison with its figures or, if these cannot be drawn, without them."""
-    with without_figures_if_need_be(console):
+    with tolerate_missing_figures(console):
         comparison.save(target)
         return
     comparison.save(target, figure=False)

@@ -194,14 +194,14 @@ def overrides(override: Sequence[str] | None, **settings: int | str | None) -> l
     return [*(override or []), *from_options]
 
 
-def actors_of(actors: int | None, cores: int | None, address: str | None) -> RayActors | None:
+def collect_actors(actors: int | None, cores: int | None, address: str | None) -> RayActors | None:
     """Return the settings of Ray actors; None if no option about actors was given."""
     if actors is None and cores is None and address is None:
         return None
     return RayActors(count=actors, cores=cores, address=address)
 
 
-def callbacks_of(log: Sequence[str] | None) -> list[Callback]:
+def build_callbacks(log: Sequence[str] | None) -> list[Callback]:
     """Create the callbacks that ``--log`` names, each once."""
     return [build_callback(name) for name in dict.fromkeys(log or ())]
 
@@ -213,7 +213,7 @@ def check_machine(device: str, memory: str | None) -> None:
         memory_bytes(memory)
 
 
-def made_for(out: Path | None) -> None:
+def make_parent_folder(out: Path | None) -> None:
     """Create the folder of an output file before the work begins.
 
     Raises

@@ -128,7 +128,7 @@ def report(
     """
     if out is not None and out.suffix != ".html":
         raise RunError(f"--out should end in .html, got {out}")
-    options.made_for(out)
+    options.make_parent_folder(out)
     runs = _find_run_folders(folders)
     console = new_console()
     if len(runs) == 1:

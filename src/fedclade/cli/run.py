@@ -63,9 +63,9 @@ def run_config(
     execution = _Execution(
         data_dir=data_dir,
         device=device,
-        actors=options.actors_of(actors, actor_cores, ray_address),
+        actors=options.collect_actors(actors, actor_cores, ray_address),
         memory=memory,
-        callbacks=options.callbacks_of(log),
+        callbacks=options.build_callbacks(log),
         port=port if dashboard else None,
         quiet=quiet,
     )
@@ -120,14 +120,14 @@ def resume(
             _finish_and_show(folder, quiet)
         return
     # The user names the callbacks, not the folder: their code may be imported without --trust.
-    callbacks = options.callbacks_of(log)
+    callbacks = options.build_callbacks(log)
     with reading_folder(trust=trust):
         config = _read_config_of_folder(folder, rounds)
         options.check_machine(device, memory)
         execution = _Execution(
             data_dir=data_dir,
             device=device,
-            actors=options.actors_of(actors, actor_cores, ray_address),
+            actors=options.collect_actors(actors, actor_cores, ray_address),
             memory=memory,
             callbacks=callbacks,
             port=port if dashboard else None,

@@ -12,7 +12,7 @@ from fedclade.cli import options
 from fedclade.cli.options import interruptible, new_console, say
 from fedclade.config import find_config
 from fedclade.core import ConfigError
-from fedclade.report import RunProgress, Score, without_figures_if_need_be
+from fedclade.report import RunProgress, Score, tolerate_missing_figures
 from fedclade.sweeps import Outcome, short, sweep
 from fedclade.training import Actors
 
@@ -86,7 +86,7 @@ def sweep_config(
     """
     console = new_console()
     path = find_config(config)
-    ray_actors = options.actors_of(actors, actor_cores, ray_address)
+    ray_actors = options.collect_actors(actors, actor_cores, ray_address)
     if ray_actors is not None and not ray:
         raise ConfigError("--actors, --actor-cores and --ray-address need --ray; add it")
     if ray and ray_actors is None:
@@ -125,7 +125,7 @@ def sweep_config(
             stop=stop,
         )
     console.print(result.table())
-    with without_figures_if_need_be(console):
+    with tolerate_missing_figures(console):
         result.save_pictures()
     result.save()
     say(console, f"comparison folder: {target}")

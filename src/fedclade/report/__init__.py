@@ -28,8 +28,8 @@ from fedclade.report.tables import (
     newcomer_table,
     run_table,
     show_run,
+    tolerate_missing_figures,
     tree_view,
-    without_figures_if_need_be,
 )
 
 __all__ = [
@@ -67,6 +67,6 @@ __all__ = [
     "significant",
     "similarity_figure",
     "style",
+    "tolerate_missing_figures",
     "tree_view",
-    "without_figures_if_need_be",
 ]

@@ -46,15 +46,15 @@ def whole(*parts: str) -> str:
     return f'<div class="fedclade"><style>{style}</style>{"".join(parts)}</div>'
 
 
-def shown_as_is(text: str) -> str:
+def escape_text(text: str) -> str:
     """Escape a text for HTML, without control characters and changes of direction."""
     return escape(visible(text))
 
 
 def heading(title: str, more: str = "") -> str:
     """Return a title with a subtitle."""
-    below = f'<div class="fc-muted">{shown_as_is(more)}</div>' if more else ""
-    return f"<div><strong>{shown_as_is(title)}</strong>{below}</div>"
+    below = f'<div class="fc-muted">{escape_text(more)}</div>' if more else ""
+    return f"<div><strong>{escape_text(title)}</strong>{below}</div>"
 
 
 def cards(entries: Iterable[Card]) -> str:
@@ -63,9 +63,9 @@ def cards(entries: Iterable[Card]) -> str:
 
 
 def _render_card(card: Card) -> str:
-    note = f'<span class="fc-small fc-muted">{shown_as_is(card.note)}</span>' if card.note else ""
-    label = f'<span class="fc-small">{shown_as_is(card.label)}</span>'
-    return f'<div class="fc-card">{label}<b>{shown_as_is(card.value)}</b>{note}</div>'
+    note = f'<span class="fc-small fc-muted">{escape_text(card.note)}</span>' if card.note else ""
+    label = f'<span class="fc-small">{escape_text(card.label)}</span>'
+    return f'<div class="fc-card">{label}<b>{escape_text(card.value)}</b>{note}</div>'
 
 
 def table(columns: Mapping[str, Sequence[str]], words: Iterable[str], pale: Sequence[bool] = (), note: str = "") -> str:
@@ -85,13 +85,13 @@ def table(columns: Mapping[str, Sequence[str]], words: Iterable[str], pale: Sequ
     left_aligned = set(words)
     kinds = [' class="fc-word"' if name in left_aligned else "" for name in columns]
     headings = zip(columns, kinds, strict=True)
-    head = "".join(f"<th{kind}>{shown_as_is(name)}</th>" for name, kind in headings)
+    head = "".join(f"<th{kind}>{escape_text(name)}</th>" for name, kind in headings)
     rows: list[str] = []
     for i, cells in enumerate(zip(*columns.values(), strict=True)):
         row = "".join(f"<td{kind}>{cell}</td>" for cell, kind in zip(cells, kinds, strict=True))
         is_pale = i < len(pale) and pale[i]
         rows.append(f'<tr class="fc-base">{row}</tr>' if is_pale else f"<tr>{row}</tr>")
-    below = f'<div class="fc-small fc-muted">{shown_as_is(note)}</div>' if note else ""
+    below = f'<div class="fc-small fc-muted">{escape_text(note)}</div>' if note else ""
     head = f"<thead><tr>{head}</tr></thead>"
     return f'<div class="fc-scroll"><table class="fc-table">{head}<tbody>{"".join(rows)}</tbody></table></div>{below}'
 
@@ -107,7 +107,7 @@ def lines(rows: Iterable[Sequence[str]]) -> str:
 
 def folded(title: str, inside: str) -> str:
     """Return content that is shown after a click on its title."""
-    return f"<details><summary>{shown_as_is(title)}</summary>{inside}</details>"
+    return f"<details><summary>{escape_text(title)}</summary>{inside}</details>"
 
 
 def tree(view: Tree) -> str:
@@ -122,8 +122,8 @@ def _render_branch(view: Tree) -> str:
     first, *below = lines
     end = min((span.start for span in first.spans), default=0)  # the id has the label's own style
     colour = "" if view.children else f' style="color:{SEEN["accent"]}"'
-    parts = [f"<b{colour}>{shown_as_is(first.plain[:end])}</b>{shown_as_is(first.plain[end:])}"]
-    parts += [f'<div class="fc-small fc-muted">{shown_as_is(line.plain)}</div>' for line in below]
+    parts = [f"<b{colour}>{escape_text(first.plain[:end])}</b>{escape_text(first.plain[end:])}"]
+    parts += [f'<div class="fc-small fc-muted">{escape_text(line.plain)}</div>' for line in below]
     if view.children:
         parts.append(f"<ul>{''.join(_render_branch(child) for child in view.children)}</ul>")
     return f"<li>{''.join(parts)}</li>"

@@ -47,7 +47,7 @@ def html_of(value: object) -> str:
 def _(run: Run) -> str:
     title = queries.heading(run)
     if len(run.client_rows) > MANY:  # to read them takes long, and much memory
-        rows = [[markup.shown_as_is(text) for text in fact] for fact in facts(run)]
+        rows = [[markup.escape_text(text) for text in fact] for fact in facts(run)]
         tree = _folded_tree(run, markup.tree(tree_view(run.tree)))
         return markup.whole(markup.heading(title), markup.lines(rows), tree)
     summary = run.summary
@@ -70,7 +70,7 @@ def _(federation: Federation) -> str:
     ids = list(islice(federation.ids, LISTED))
     clients = [federation.by_id[client] for client in ids]
     columns = {
-        "client": [markup.shown_as_is(client.name) for client in clients],
+        "client": [markup.escape_text(client.name) for client in clients],
         "train": [f"{len(client.train):,}" for client in clients],
         "test": [f"{len(client.test):,}" for client in clients],
     }
@@ -101,7 +101,7 @@ def _(suite: SuiteComparison) -> str:
 
 
 def _escape_cells(cells: Sequence[str]) -> list[str]:
-    return [markup.shown_as_is(cell) for cell in cells]
+    return [markup.escape_text(cell) for cell in cells]
 
 
 def _folded_tree(run: Run, tree: str) -> str:

@@ -120,8 +120,8 @@ class NotebookProgress:
             time = duration(bar.until - bar.since)
             lines.append(f"{bar.name} {rounds} {bar.state} {time}")
             element = f'<progress max="{bar.rounds}" value="{bar.done}"></progress>'
-            name = markup.shown_as_is(bar.name)
-            rows.append([name, element, rounds, markup.shown_as_is(bar.state), time])
+            name = markup.escape_text(bar.name)
+            rows.append([name, element, rounds, markup.escape_text(bar.state), time])
         return {"text/plain": "\n".join(lines), "text/html": markup.whole(markup.lines(rows))}
 
 

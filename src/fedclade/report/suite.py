@@ -133,7 +133,7 @@ Set = tuple[str, int]
 """Scenario and seed."""
 
 
-def ranks_of(scores: Mapping[Set, Mapping[str, float]]) -> Ranks | None:
+def rank_methods(scores: Mapping[Set, Mapping[str, float]]) -> Ranks | None:
     """Rank methods that have all run in the same sets; None if too few have.
 
     Methods are added in the order of how many sets they have run in. Of all such choices of
@@ -244,7 +244,7 @@ def _draw_method(axes: Axes, name: str, rank: float, y: float, end: float, *, is
 
 
 @dataclass(frozen=True, eq=False)
-class BesidePrinted:
+class PublishedFigures:
     """Figures published by one source next to own results: means over each group of scenarios.
 
     A mean is given only if a configuration has run in all scenarios of the group.
@@ -476,10 +476,10 @@ class SuiteComparison(ComparisonFiles):
                     value = _rankable_score(score, run.summary)
                     if value is not None:
                         scores[name, run.summary["seed"]][label] = value
-        return ranks_of(scores)
+        return rank_methods(scores)
 
     @cached_property
-    def _published(self) -> list[BesidePrinted]:
+    def _published(self) -> list[PublishedFigures]:
         """Published figures with own results, one object for each source."""
         means: dict[str, dict[str, float]] = defaultdict(dict)
         for name, comparison in self.scenarios.items():
@@ -492,7 +492,7 @@ class SuiteComparison(ComparisonFiles):
         by_source: dict[str, list[Printed]] = {}
         for printed in self.printed:
             by_source.setdefault(printed.source, []).append(printed)
-        return [BesidePrinted(groups, means) for groups in by_source.values()]
+        return [PublishedFigures(groups, means) for groups in by_source.values()]
 
     @cached_property
     def _score_of(self) -> dict[str, Score]:

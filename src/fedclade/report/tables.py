@@ -660,7 +660,7 @@ def _write_composition(members: Sequence[int], truth: Mapping[int, int]) -> str:
 
 
 @contextmanager
-def without_figures_if_need_be(console: Console) -> Generator[None]:
+def tolerate_missing_figures(console: Console) -> Generator[None]:
     """Print a warning if figures cannot be drawn or written in the block, and continue."""
     try:
         yield
@@ -673,7 +673,7 @@ def without_figures_if_need_be(console: Console) -> Generator[None]:
 
 def add_figures(run: Run, folder: Path, console: Console) -> bool:
     """Draw the figures of a run into its folder; if that fails, print why and return False."""
-    with without_figures_if_need_be(console):
+    with tolerate_missing_figures(console):
         save_figures(run, folder / "figures")
         return True
     return False

@@ -32,7 +32,7 @@ _READY = "ready"
 Stop = Callable[[], bool]
 
 
-class Place(ABC):
+class Executor(ABC):
     """Executor of trials, with a number of parallel ones."""
 
     count: int
@@ -56,7 +56,7 @@ class Place(ABC):
         """Stop all other processes of the executor."""
 
 
-class Here(Place):
+class SerialExecutor(Executor):
     """Executor that runs trials one after the other, in this process."""
 
     count = 1
@@ -73,7 +73,7 @@ class Here(Place):
         return begun
 
 
-class Processes(Place):
+class ProcessExecutor(Executor):
     """Executor that runs trials in other processes, each with its share of the threads.
 
     Processes are spawned, not forked, and each imports the calling script, which therefore needs a
@@ -190,7 +190,7 @@ def _serve(server: Connection, threads: int, path: list[str]) -> None:
             server.send(run_trial(job, stop=server.poll))
 
 
-class OnRay(Place):
+class RayExecutor(Executor):
     """Executor that runs trials as tasks on a Ray cluster.
 
     Its nodes should share the folders of the sweep and of the data.

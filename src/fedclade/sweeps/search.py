@@ -14,7 +14,7 @@ from fedclade.config import Config, apply_overrides, check_config, find_config, 
 from fedclade.core import ConfigError, RunError, RunInterrupted, call_own, checked, flat, require, unknown
 from fedclade.report import Score
 from fedclade.runs import OnRound, Run, check_free, check_validation, fitted_task, without_unset
-from fedclade.sweeps.places import Here, OnRay, Place, Processes, check_main_guard
+from fedclade.sweeps.places import Executor, ProcessExecutor, RayExecutor, SerialExecutor, check_main_guard
 from fedclade.sweeps.result import SweepResult
 from fedclade.sweeps.space import Parameter, check_values, fitted, overrides_of, parse_over, values_of
 from fedclade.sweeps.study import JOURNAL, SAMPLERS, Job, Outcome, Study, import_optuna, silent
@@ -161,11 +161,11 @@ def sweep(
     higher_is_better = score.sign > 0
     study = Study(target, parameters, sampler, seed, higher_is_better=higher_is_better, of=identity)
     total = max(trials or TRIALS, len(study.trials))
-    if all(study.is_told(number) for number in range(total)):
+    if all(study.has_ended(number) for number in range(total)):
         # Nothing is left to run: start neither processes nor Ray.
         processes = 1
         ray = None
-    place = _make_place(processes, ray, device, on_start, stop=stop)
+    place = _make_executor(processes, ray, device, on_start, stop=stop)
     search = _Search(
         study=study,
         source=source,
@@ -221,7 +221,7 @@ class _Search:
     device: str
     memory: int | str | None
 
-    def run(self, place: Place, total: int, on_trial: OnTrial, stop: Callable[[], bool]) -> None:
+    def run(self, place: Executor, total: int, on_trial: OnTrial, stop: Callable[[], bool]) -> None:
         """Run all trials that have not ended, in parallel as far as the place allows it.
 
         Trials are completed in the order of their numbers, so that the values that later ones draw
@@ -245,14 +245,14 @@ class _Search:
             self.study.tell(number, outcome.score, outcome.failure)
             on_trial(number, self._values(number), outcome, self.score)
 
-    def _start_trial(self, place: Place, number: int, stop: Callable[[], bool]) -> Any:
+    def _start_trial(self, place: Executor, number: int, stop: Callable[[], bool]) -> Any:
         """Start a trial; return its handle or outcome, or None if it has ended before."""
-        if self.study.is_told(number):
+        if self.study.has_ended(number):
             return None
         if stop():
             raise RunInterrupted(f"interrupted before trial {number}", "")
         drawn = self.study.drawn(number)
-        if self.study.is_told(number):
+        if self.study.has_ended(number):
             return None
         try:
             config = self._config(drawn)
@@ -315,19 +315,19 @@ def _label(number: int) -> str:
     return f"trial-{number:02d}"
 
 
-def _make_place(
+def _make_executor(
     processes: int,
     ray: Actors | None,
     device: str,
     on_start: Callable[[str, int], OnRound],
     *,
     stop: Callable[[], bool],
-) -> Place:
+) -> Executor:
     if ray is not None:
-        return OnRay(ray, device)
+        return RayExecutor(ray, device)
     if processes > 1:
-        return Processes(processes)
-    return Here(on_start, stop)
+        return ProcessExecutor(processes)
+    return SerialExecutor(on_start, stop)
 
 
 def _choose_score(base: Config, metric: str | None, data_dir: str | Path | None) -> Score:

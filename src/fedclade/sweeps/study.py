@@ -180,7 +180,7 @@ class Study:
         """Return the error of a failed trial; empty if it did not fail."""
         return self._study.user_attrs.get(f"failure of {number}", "")
 
-    def is_told(self, number: int) -> bool:
+    def has_ended(self, number: int) -> bool:
         """Return whether a trial has ended and its score or failure is stored."""
         return number < len(self.trials) and self.trials[number].state.is_finished()
 
