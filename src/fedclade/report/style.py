@@ -1,4 +1,4 @@
-"""Common style of figures: colours, axes, legends. Only this module needs matplotlib."""
+"""The look of all figures: colours, axes, split markers. The one place that needs matplotlib at run time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
     from matplotlib.lines import Line2D
 
-<<<<<<< HEAD
 __all__ = [
     "ACCENT",
     "CLUSTERS",
@@ -42,48 +41,32 @@ __all__ = [
 
 INK, MUTED, FAINT = "#222222", "#6B6B6B", "#DADADA"
 """Text; secondary text, and clusters that are no more; grids and frames."""
-=======
-INK = "#222222"
-"""Colour of text."""
-
-MUTED = "#6B6B6B"
-"""Colour of secondary text and of split clusters."""
-
-FAINT = "#DADADA"
-"""Colour of grids and frames."""
->>>>>>> 4fc2d2b6 (Rewrite the dashboard and the templates of pages in plain terms)
 
 ACCENT = "#0072B2"
-"""Colour of figures with a single colour."""
+"""Where one colour is enough."""
 
 CLUSTERS = (
     *("#0072B2", "#D55E00", "#44AA99", "#882255", "#E0A800"),
     *("#56B4E9", "#661100", "#332288", "#117733", "#CC6677"),
 )
-"""Colours of clusters, after Okabe and Ito and after Tol, also distinct for colour-blind people."""
+"""Colours of clusters, after Okabe and Ito and after Tol: apart for people with deuteranopia and protanopia too."""
 
 TRUTH = ("#BBCCEE", "#CCDDAA", "#EEEEBB", "#FFCCCC", "#DDCCEE", "#CCEEFF", "#E8D3B9", "#DDDDDD", "#B9DCD2", "#F4D6E4")
-"""Colours of true clusters: pale, so that they are not mistaken for those of clusters found."""
+"""Colours of true clusters: pale, so that nobody takes them for those of found ones."""
 
 DPI = 150
 
 FEW_ROUNDS = 12
-"""Largest number of rounds with a tick and a dot for each."""
+"""Up to so many rounds every one has a tick and a dot."""
 
 HEADER = 0.64
 """Inches above the panels for the title of a figure."""
 
 
 def new_figure(width: float, height: float) -> Figure:
-<<<<<<< HEAD
     """Return an empty figure of ``width`` by ``height`` inches that belongs to no window and no global state.
 
     Above its panels there is room for what :func:`set_title` writes.
-=======
-    """Return an empty figure with room for a title, independent of windows and global state.
-
-    Width and height are in inches.
->>>>>>> 4fc2d2b6 (Rewrite the dashboard and the templates of pages in plain terms)
 
     Raises
     ------
@@ -100,30 +83,27 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def diverging_map() -> Colormap:
-    """Return a symmetric colour map from blue over white to red, with grey for missing values."""
+    """Return blue over white to red, symmetric, with grey for what has no value."""
     from matplotlib import colormaps
 
     return colormaps["RdBu_r"].with_extremes(bad="#E4E4E4")
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a figure as a PNG file; an existing one is replaced atomically."""
+    """Write a figure as a PNG file; one that is there is replaced in one go."""
     appear(path, lambda beside: figure.savefig(beside, dpi=DPI, format="png"))
     return path
 
 
 def set_title(figure: Figure, title: str, subtitle: str) -> None:
-    """Write a title and a subtitle above the figure, at the left."""
+    """Put what the figure shows, and of which run, above it at the left."""
     height = figure.get_figheight()
-    look: dict[str, Any] = {"va": "top", "parse_math": False}
-    title_top = 1 - 0.12 / height
-    subtitle_top = 1 - 0.40 / height
-    figure.text(0.012, title_top, title, fontsize=13, fontweight="bold", color=INK, **look)
-    figure.text(0.012, subtitle_top, subtitle, fontsize=9.5, color=MUTED, **look)
+    figure.text(0.012, 1 - 0.12 / height, title, fontsize=13, fontweight="bold", color=INK, va="top", parse_math=False)
+    figure.text(0.012, 1 - 0.40 / height, subtitle, fontsize=9.5, color=MUTED, va="top", parse_math=False)
 
 
 def plain(*panels: Axes) -> None:
-    """Reduce axes to two sides, a faint grid and small ticks."""
+    """Keep of axes what helps to read a number: two sides, a faint grid, small ticks."""
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_color(FAINT)
@@ -134,7 +114,7 @@ def plain(*panels: Axes) -> None:
 
 
 def label(axes: Axes, *, x: str = "", y: str = "") -> None:
-    """Set the titles of the axes."""
+    """Name the axes."""
     if x:
         axes.set_xlabel(x, fontsize=10, color=INK)
     if y:
@@ -142,7 +122,7 @@ def label(axes: Axes, *, x: str = "", y: str = "") -> None:
 
 
 def percent_scale(axes: Axes, which: Literal["x", "y"] = "y") -> None:
-    """Format shares on an axis in per cent."""
+    """Write shares on an axis in per cent."""
     from matplotlib.ticker import FuncFormatter
 
     axis = axes.xaxis if which == "x" else axes.yaxis
@@ -150,7 +130,7 @@ def percent_scale(axes: Axes, which: Literal["x", "y"] = "y") -> None:
 
 
 def log_scale(*panels: Axes) -> None:
-    """Make a common y axis logarithmic, with plain numbers, unless there is a zero."""
+    """Make the y axis of panels that share it logarithmic, with plain numbers, unless there is a zero."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     low = min(axes.dataLim.ymin for axes in panels)
@@ -174,20 +154,20 @@ def note(
     shift: tuple[float, float] = (0, 0),
     **look: Any,
 ) -> None:
-    """Write a small note at a place in ``data`` or axes coordinates, shifted by points."""
+    """Write a small note into or beside a panel, ``shift`` points from a place in ``data`` or shares of the axes."""
     look = {"fontsize": 9, "color": MUTED, "va": "bottom", **look}
     axes.annotate(text, place, shift, xycoords=(x, y), textcoords="offset points", parse_math=False, **look)
 
 
 def handle(label: str, look: Mapping[str, Any]) -> Line2D:
-    """Return an artist for a legend entry."""
+    """Return an entry of a legend."""
     from matplotlib.lines import Line2D
 
     return Line2D([], [], label=label, **look)
 
 
 def legend_beside(axes: Axes, handles: Sequence[Line2D], title: str) -> None:
-    """Add a legend to the right of the axes."""
+    """Put the legend to the right of the axes, where it hides nothing."""
     legend = axes.legend(
         handles=handles,
         title=title,
@@ -204,7 +184,7 @@ def legend_beside(axes: Axes, handles: Sequence[Line2D], title: str) -> None:
 
 
 def color_bar(axes: Axes, image: AxesImage, name: str) -> None:
-    """Draw the colour scale of an image into a narrow panel."""
+    """Fill a narrow panel with the colour scale of an image."""
     figure = image.get_figure(root=True)
     assert figure is not None  # it has been drawn in one
     bar = figure.colorbar(image, cax=axes)
