@@ -21,7 +21,7 @@ import matplotlib as mpl
 
 from fedclade.config import find_configs, read_scenarios
 from fedclade.report.comparison_files import markdown_table
-from fedclade.report.suite import BesidePrinted, Ranks, rank_figure, ranks_of
+from fedclade.report.suite import PublishedFigures, Ranks, rank_figure, rank_methods
 from fedclade.runs import Run, is_finished
 from fedclade.tasks import mean_and_interval
 
@@ -212,7 +212,7 @@ def ranks(lines: Sequence[Line]) -> Ranks | None:
     by_set: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
     for line in lines:
         by_set[line["cell"], line["seed"]][line["method"]] = line["accuracy"]
-    return ranks_of(by_set)
+    return rank_methods(by_set)
 
 
 def picture(lines: Sequence[Line], path: Path) -> str:
@@ -261,7 +261,7 @@ def printed(lines: Sequence[Line]) -> str:
     for line in lines:
         scores[line["method"]][line["cell"]].append(100 * line["accuracy"])
     means = {method: {cell: mean(each) for cell, each in scores[method].items()} for method in methods_of(lines)}
-    table = BesidePrinted([*groups.values()], means)
+    table = PublishedFigures([*groups.values()], means)
     return markdown_table(table.columns, [[f"`{method}`", *cells] for method, *cells in table.rows])
 
 

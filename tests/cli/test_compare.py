@@ -21,7 +21,7 @@ def test_pictures_are_announced_if_there_are_some(extras, tmp_path: Path, monkey
     compare.demo(out=tmp_path / "demo", quiet=True)
     told = capsys.readouterr().out
     assert (tmp_path / "demo" / "cfl" / "seed-0" / "summary.json").is_file()
-    for announced in ("the pictures of CFL in", "fedclade report"):
+    for announced in ("the figures of CFL are in", "fedclade report"):
         assert (announced in told) == extras
     assert ("pip install 'fedclade[report]'" in told) != extras
 
@@ -88,9 +88,9 @@ def _full(source, target):
             "model.hidden should be at least 1, got 0",
         ),
         (["compare", "a b.toml", "a-b.toml"], "names of their own, got 'a b' and 'a-b', which share the folder a-b"),
-        (["run", "own.toml", "--out", "x" * 300], "no file can have so long a name: 'xxx"),
+        (["run", "own.toml", "--out", "x" * 300], "file name too long: 'xxx"),
         (["report", "several/one", "several/../several/one"], "each run can be compared once, got"),
-        (["report", "several"], "take one of several/one, several/two"),
+        (["report", "several"], "choose one of several/one, several/two"),
         (["reproduce", "cfl-fig1-xor", "--scale", "smoke", "--out", "own.toml"], "cannot make the folder own.toml"),
         (
             ["reproduce", "cfl-fig1-xor", "--scale", "smoke", "--set", "seeds=x"],
@@ -119,7 +119,7 @@ def test_the_help_of_an_argument_is_shown(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["fedclade", "run", "--help"])
     with pytest.raises(SystemExit):
         main()
-    assert "A TOML file, or a name of" in capsys.readouterr().out
+    assert "TOML file, or name of" in capsys.readouterr().out
 
 
 def test_a_report_makes_its_folder_or_says_so_before_it_is_made(tmp_path, monkeypatch, capsys):

@@ -110,7 +110,7 @@ def test_ls_lists_what_packages_add_and_what_is_wrong_with_it_in_a_line(command:
     ) in lines
     assert any(line.startswith("function algorithm 'function' should be a subclass of fedclade.Algo") for line in lines)
     assert any(line.startswith("unfinished algorithm 'unfinished' should define init, step") for line in lines)
-    assert f"cfl hidden by fedclade's own of this name: write users_package:Clusters {package}" in lines
+    assert f"cfl hidden by the built-in entry of this name: use users_package:Clusters {package}" in lines
     assert sum(line.startswith("cfl ") for line in lines) == 2
     assert f"shallow A shallow model {package}" in command("ls", "models")[0]
     (line,) = (line for line in command("ls", "partitions")[0] if line.startswith("shallow "))
@@ -135,9 +135,7 @@ def test_ls_alone_lists_everything(command: Callable[..., tuple[list[str], str]]
 def test_cite_asks_what_is_not_fedclades_own_for_its_citation(command: Callable[..., tuple[list[str], str]]):
     for name in ("clusters", "users_package:Clusters"):
         assert command("cite", name) == (["@article{own2026,", "}"], "")
-    assert command("cite", "shallow")[1].endswith(
-        "shallow does not say how to cite it: it has no citation, which would be BibTeX\n"
-    )
+    assert command("cite", "shallow")[1].endswith("shallow has no citation; it should be a string with BibTeX\n")
     assert "unknown name to cite 'cluster'; did you mean 'clusters'?" in command("cite", "cluster")[1]
     assert "what to cite, 'users_package:Cluster' cannot be imported" in command("cite", "users_package:Cluster")[1]
 

@@ -108,7 +108,7 @@ def test_export_writes_a_model_and_its_cards(fedclade: Callable[..., Outcome], s
     assert fedclade("run", small, "--out", "result", "-q").code == 0
     outcome = fedclade("export", "result", "--client", "3", "--level", "0", "--out", "models/three.safetensors")
     assert (outcome.code, outcome.err) == (0, "")
-    assert "model: models/three.safetensors; its card: models/three.json and models/three.md" in outcome.out
+    assert "model: models/three.safetensors; model card: models/three.json and models/three.md" in outcome.out
     assert files_in(tmp_path / "models") == {"three.safetensors", "three.json", "three.md"}
     assert set(load_file(tmp_path / "models" / "three.safetensors")) == {"1.weight", "1.bias"}
     for name, asked, told in (
@@ -277,7 +277,7 @@ def test_assign_prints_one_table_and_keeps_it(fedclade: Callable[..., Outcome], 
     before = {path: path.read_bytes() for path in with_newcomers.rglob("*") if path.is_file()}
     outcome = fedclade("assign", "held")
     assert outcome.code == 0, outcome.err
-    for told in ("client-6", "client-8", "0 > 1", "0 > 2", "similarity", "assigned right 1.00", "4 rounds"):
+    for told in ("client-6", "client-8", "0 > 1", "0 > 2", "similarity", "assigned correctly 1.00", "4 rounds"):
         assert told in outcome.out
     assert {path: path.read_bytes() for path in before} == before, "it touches nothing else"
     with (with_newcomers / "newcomers.csv").open() as file:
@@ -311,18 +311,18 @@ def test_assign_takes_the_clients_of_another_config(fedclade: Callable[..., Outc
     Path("strangers.toml").write_text(strangers)
     outcome = fedclade("assign", "held", "--config", "strangers.toml")
     assert outcome.code == 0, outcome.err
-    assert "2 newcomers of 2 fit nowhere, and got the leaf that they came to" in outcome.out
-    assert "assigned right" not in outcome.out, "their clusters are not those of the run"
+    assert "2 newcomers of 2 fit no cluster, and got the model of the leaf that they reached" in outcome.out
+    assert "assigned correctly" not in outcome.out, "their clusters are not those of the run"
     leaves = [row["node"] for row in json.loads((with_newcomers / "newcomers.json").read_text())["newcomers"]]
     assert 0 not in leaves
     outcome = fedclade("assign", "held", "--config", "strangers.toml", "--only-fitting", "--out", "fitting.json")
-    assert "2 newcomers of 2 fit nowhere, and got the deepest node that still fits" in outcome.out
+    assert "2 newcomers of 2 fit no cluster, and got the model of the deepest node that fits" in outcome.out
     fitting = json.loads(Path("fitting.json").read_text())
     assert fitting["summary"]["only_fitting"]
     assert {row["node"] for row in fitting["newcomers"]} == {0}
     Path("members.toml").write_text(Path("held.toml").read_text())
     outcome = fedclade("assign", "held", "--config", "members.toml")
-    assert "assigned right 1.00" in outcome.out
+    assert "assigned correctly 1.00" in outcome.out
     assert len(json.loads((with_newcomers / "newcomers.json").read_text())["newcomers"]) == 9
 
 
@@ -330,7 +330,7 @@ def test_assign_takes_the_clients_of_another_config(fedclade: Callable[..., Outc
     ("arguments", "told"),
     [
         (("nowhere",), "nowhere is not a run folder: it has no summary.json"),
-        (("plain",), "plain held no clients back; name newcomers with --config NEW.toml, or run its config again"),
+        (("plain",), "plain held no clients back; specify newcomers with --config NEW.toml, or run its config again"),
         (("held", "--out", "table.txt"), "--out should end in .csv or .json, got table.txt"),
         (("held", "--config", "missing.toml"), "there is no config missing.toml"),
         (
@@ -340,7 +340,7 @@ def test_assign_takes_the_clients_of_another_config(fedclade: Callable[..., Outc
         (("held", "--config", "other.toml"), "the run's models have 650 entries, but a mclr for the newcomers' data"),
         (("held", "--config", "mnist.toml", "--data-dir", "nowhere"), "nowhere"),
         (("held", "--device", "tpu"), "device should be auto, cpu or cuda, got 'tpu'"),
-        (("python",), "python was not made from a config, so its clients cannot be loaded again; in Python, give them"),
+        (("python",), "python was not made from a config, so its clients cannot be loaded again; in Python, pass them"),
     ],
 )
 def test_assign_says_what_is_wrong(
@@ -505,7 +505,7 @@ def test_compare_reads_what_is_finished_and_continues_the_rest(
     assert finished.stat().st_mtime_ns == before
     columns = [line.split(",")[:6] for line in table.splitlines()]
     assert [line.split(",")[:6] for line in (tmp_path / "both/comparison.csv").read_text().splitlines()] == columns
-    assert "--resume needs the folder to continue in; name it with --out" in fedclade(*asked[:3], "--resume").err
+    assert "--resume needs the folder to continue in; set it with --out" in fedclade(*asked[:3], "--resume").err
     assert "its seed" not in fedclade(*asked, "--resume").err
     assert "holds a run of another config: its local.lr is 0.1, not 0.2" in (
         fedclade(*asked, "--resume", "--set", "local.lr=0.2").err
@@ -629,7 +629,7 @@ def test_every_shipped_config_is_valid(fedclade: Callable[..., Outcome]):
     for name in names:
         outcome = fedclade("validate", name)
         assert outcome.code == 0, outcome.err
-        assert outcome.out.strip().endswith("is fine")
+        assert outcome.out.strip().endswith("is valid")
 
 
 def test_the_shipped_suite_has_every_algorithm_at_both_scales():
@@ -710,7 +710,7 @@ def test_validate_says_all_errors_at_once(fedclade: Callable[..., Outcome], tmp_
         (("report", "nowhere"), "nowhere is not a run folder: it has no summary.json"),
         (("tree", "nowhere"), "nowhere is not a run folder: it has no summary.json"),
         (("compare", "small.toml", "small.toml"), "each config can be compared once, got more than one named small"),
-        (("compare", "small.toml", "--scale", "smoke"), "the config small has no scales; name scenarios only"),
+        (("compare", "small.toml", "--scale", "smoke"), "the config small has no scales; give scenarios only"),
         (("compare", "small.toml", "swap.toml"), "the config small cannot be compared with scenarios"),
         (("compare", "swap.toml", "--scale", "smok"), "unknown scale 'smok'; did you mean 'smoke'? (known: smoke)"),
         (("compare", "swap.toml", "--set", "algorithm.eps2=1"), "a scenario has no [algorithm]"),

@@ -110,7 +110,10 @@ def test_report_compares_runs_on_one_page(fedclade):
     ("arguments", "told"),
     [
         ((CFL, "--out", "page.pdf"), "--out should end in .html, got page.pdf"),
-        ((CFL, FEDAVG, "--against", FEDAVG), "--against is for the report of one run; of several, each is measured by"),
+        (
+            (CFL, FEDAVG, "--against", FEDAVG),
+            "--against needs a report of one run; several runs are compared with FedAvg",
+        ),
         ((CFL, CFL), f"each run can be compared once, got {CFL} more than once"),
         ((CFL, "--against", "smaller"), "--against should be a run of the same clients: smaller has no client 3"),
         ((CFL, "--against", "words"), "--against should be a run of the same task: words has no accuracy"),
@@ -137,7 +140,7 @@ def test_report_says_what_is_wrong(fedclade, runs: dict[str, Run], arguments: tu
 
 def test_run_names_the_way_to_the_report(fedclade):
     _, out, _ = fedclade("run", "small.toml", "--out", "loud")
-    assert "look at it with: fedclade report loud --open" in out
+    assert "open its report with: fedclade report loud --open" in out
     _, out, _ = fedclade("run", "small.toml", "--out", "quiet", "-q")
     assert out.strip() == "run folder: quiet"
 
@@ -210,7 +213,7 @@ def test_a_port_that_is_taken_is_told_before_anything_is_run(fedclade):
     code, _, err = fedclade("run", "small.toml", "--out", "result", "--dashboard", "--port", port)
     server.close()
     assert code == 2
-    assert f"error: port {port} cannot be listened at" in err
+    assert f"error: cannot listen on port {port}" in err
     assert not Path("result").exists()
 
 

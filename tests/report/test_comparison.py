@@ -198,7 +198,7 @@ def test_the_round_that_validation_data_chose_has_a_column(summary_run):
     place = heading.split(" | ").index("chosen round, %")
     assert rows[0].split(" | ")[place - 1 : place + 1] == ["70.0 ± 0.0", "80.0 ± 63.5"]
     assert rows[1].split(" | ")[place] == "–"
-    assert "the test score of the round that is best on validation data" in comparison.markdown()
+    assert "test score of the round that is best on validation data" in comparison.markdown()
     first, second = json.loads(comparison.json())["rows"]
     assert first["chosen"]["values"] == pytest.approx([0.75, 0.85])
     assert first["chosen_round"]["mean"] == 2.5

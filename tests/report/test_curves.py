@@ -64,7 +64,7 @@ def test_clients_that_no_leaf_holds_yet_have_the_roots_line_and_no_leaf_goes_on_
     late = [row | ({"cluster": 0} if row["client"] == 2 and row["round"] < 3 else {}) for row in run.client_rows]
     picture = accuracy(replace(run, client_rows=late))
     points = lines(picture.panels[0])
-    assert labels(picture)[-1] == "root, of clients in no cluster yet"
+    assert labels(picture)[-1] == "root, for clients in no cluster yet"
     assert labels(accuracy(run))[-1] == "cluster 3 (1 client)"
     assert [x for x, _ in points["cluster 0"]] == [1, 2]
     assert [x for x, _ in points["cluster 1"]] == [1, 2, 3, 4]

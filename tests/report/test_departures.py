@@ -77,13 +77,13 @@ WAYS = {
 def test_runs_whose_clients_come_and_go_are_reported(name, way):
     run = run_of(name, **WAYS[way])
     sections = {section.title: section for section in reported(run).sections}
-    assert {"Parameter tree", "How the clients fared", "Config"} <= set(sections)
+    assert {"Parameter tree", "Scores of the clients", "Config"} <= set(sections)
     check_clients(run, sections)
     assert bool(clients_of(run, "left")) == (way != "join")
     if way != "leave":
         assert clients_of(run, "joined") >= {8, 9}
     (table,) = sections["Newcomers"].tables
-    assert table.title == "Who came and went"
+    assert table.title == "Clients that joined or left"
     told = [event for event in run.events if event["kind"] in ("joined", "left")]
     assert [(row[0], row[1]) for row in table.rows] == [(str(event["round"]), event["kind"]) for event in told]
     assert [row[3] for row in table.rows] == [", ".join(map(str, event["clients"])) for event in told]
@@ -113,7 +113,7 @@ def check_clients(run: Run, sections: dict[str, Section]) -> None:
     scores = {row["client"]: row["accuracy"] for row in run.client_rows if row["round"] == last}
     assert scores
     assert not clients_of(run, "left") & set(scores)
-    points = sections["How the clients fared"].figures[""]["data"][-1]  # behind those to compare with, if there are any
+    points = sections["Scores of the clients"].figures[""]["data"][-1]  # behind those to compare with, if there are any
     shown = {int(text.partition(",")[0][1:]): score for text, score in zip(points["text"], points["y"], strict=True)}
     assert shown == pytest.approx(scores)
     assert points["y"] == sorted(points["y"])

@@ -31,7 +31,7 @@ def test_the_terminal_says_why_it_stopped_and_which_round_is_kept(monkeypatch, c
     why = "validation_accuracy has not improved in 2 evaluations, since round 2"
     assert f"stopped after round 4 of 6: {why}" in said
     last = 100 * run.summary["last"]["test"]["accuracy"]
-    assert any(line.startswith(f" its models are kept; the last, of round 4, had accuracy {last:.1f}") for line in said)
+    assert any(line.startswith(f" its models are stored; the last round, 4, had accuracy {last:.1f}") for line in said)
     Terminal(width=100).print(tree_view(run.tree, run))
     shown = capsys.readouterr().out
     assert "rounds 2 to 2" in shown or "round 2" in shown
@@ -42,7 +42,7 @@ def test_the_page_shows_the_kept_round(monkeypatch, tmp_path):
     run = run_of(monkeypatch, keep_best=True)
     assert len(run.tree.leaves) == 2
     page = write_report(run, tmp_path / "report.html").read_text()
-    assert "its models are kept. Round 4:" in page
+    assert "its models are stored. Round 4:" in page
     assert "validation_accuracy has not improved in 2 evaluations, since round 2" in page
 
 
@@ -70,7 +70,7 @@ def test_a_dashboard_ends_with_the_kept_round(monkeypatch, tmp_path):
         run_of(monkeypatch, keep_best=True, callbacks=[dashboard, looking])
         end = json.loads(dashboard.state(""))
     assert end["finished"]
-    assert "its models are kept. Round 4:" in end["cards"]
+    assert "its models are stored. Round 4:" in end["cards"]
     assert "cluster 3: " in looking.pages[-1]
     assert "cluster 2: " in json.dumps(end["page"])
     assert "cluster 3: " not in json.dumps(end["page"])

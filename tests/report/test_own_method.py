@@ -75,7 +75,7 @@ def test_the_report_of_a_method_of_ones_own_is_written_whatever_its_events_tell(
     assert all(title in page for title in tables)
     silent = simulate(Mine(details=[]), linear(), federation_of([0, 1, 0, 1]), rounds=2, engine="loop")
     assert silent.events == []
-    moved = tables.pop("Who came and went", [])
+    moved = tables.pop("Clients that joined or left", [])
     assert {row[1] for row in moved} <= {"joined", "left"}
     assert tables == tables_of(silent), "what events of a method of one's own tell changes no number of the report"
 

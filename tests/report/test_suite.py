@@ -165,7 +165,7 @@ def test_equal_scores_have_ranks_without_a_p_value(summary_run):
     assert "Friedman's p = –" in ranks.note
 
 
-def test_printed_figures_stand_beside_ours_where_all_scenarios_of_a_group_have_run(summary_run):
+def test_published_figures_are_next_to_own_means_if_all_scenarios_of_a_group_have_run(summary_run):
     runs = {"s 1": {"cfl": 0.8, "fedavg": 0.5}, "s 2": {"cfl": 0.9}, "t": {"fedavg": 0.7}}
     scenarios = {
         name: Comparison({label: [summary_run(label, score)] for label, score in each.items()}, name)
@@ -175,9 +175,9 @@ def test_printed_figures_stand_beside_ours_where_all_scenarios_of_a_group_have_r
     third = Printed("A paper", "third", ("t",), {"ifca": 60.0})
     suite = SuiteComparison(scenarios, [both, third])
     lines = suite.markdown().splitlines()
-    at = lines.index("**Printed by A paper, and ours**")
+    at = lines.index("**Published by A paper, and reproduced with fedclade**")
     assert lines[at + 2 : at + 7] == [
-        "| config | both, theirs | both, ours | third, theirs | third, ours |",
+        "| config | both, published | both, fedclade | third, published | third, fedclade |",
         "| :-- | --: | --: | --: | --: |",
         "| cfl | 84.0 | 85.0 |  |  |",
         "| fedavg | 55.5 |  |  | 70.0 |",
@@ -185,7 +185,7 @@ def test_printed_figures_stand_beside_ours_where_all_scenarios_of_a_group_have_r
     ]
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(suite.table(console.width))
-    assert "Printed by A paper, and ours" in console.export_text()
+    assert "Published by A paper, and reproduced with fedclade" in console.export_text()
     first, second = json.loads(suite.json())["printed"]
     assert (first["name"], first["ours"]) == ("both", {"cfl": pytest.approx(85)})
     assert second["figures"] == {"ifca": 60.0}

@@ -50,14 +50,16 @@ def test_run_table_shows_every_number_of_the_summary(summary_run):
 def test_run_table_has_the_round_that_validation_data_chose(summary_run):
     of = {"metric": "accuracy", "round": 3, "validation": {"accuracy": 0.8}, "test": {"accuracy": 0.75}}
     told = "\n".join(lines(run_table(summary_run(chosen=of))))
-    assert "round 3, best on validation data: accuracy 80.0 % there" in told
+    assert "round 3, best on validation data: accuracy 80.0 % on them" in told
     assert "on test data accuracy 75.0 %" in told
 
 
 def test_run_table_says_what_stays_with_clients(summary_run):
     module = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
     run = replace(summary_run(), layout=Layout.of(module, ["1.*"]))
-    assert "personal  1.weight, 1.bias: 6 of 14 numbers of each client's model stay there" in lines(run_table(run))
+    assert "personal  1.weight, 1.bias: 6 of 14 numbers of each client's model stay on the client" in lines(
+        run_table(run)
+    )
     assert not [line for line in lines(run_table(summary_run())) if line.startswith("personal")]
 
 
@@ -73,14 +75,14 @@ def test_run_table_counts_sums_that_were_rejected_clipped_and_unguarded(summary_
     shown = [cells(line) for line in lines(run_table(replace(summary_run(), events=events)))]
     assert ["sums rejected", "1; their clusters kept their models"] in shown
     assert ["updates clipped", "3 in 2 sums, by network.secure_norm"] in shown
-    assert ["sums unguarded", "from round 1 on one client can turn the mean of a cluster"] in shown
+    assert ["sums unguarded", "from round 1 on, a single client can determine the mean of a cluster"] in shown
     assert "sums" not in "\n".join(lines(run_table(summary_run())))
 
 
 def test_run_table_counts_answers_that_were_left_out(summary_run):
     event = {"round": 1, "kind": "left_out", "node": 0, "query": "train"}
     events = [{**event, "clients": {"0": "dropped out", "3": "too late"}}, {**event, "clients": {"1": "loss nan"}}]
-    for some, text in ((events, "3 answers: 2 absent, 1 unusable"), (events[1:], "1 answer: 0 absent, 1 unusable")):
+    for some, text in ((events, "3 replies: 2 absent, 1 invalid"), (events[1:], "1 reply: 0 absent, 1 invalid")):
         assert ["left out", text] in [cells(line) for line in lines(run_table(replace(summary_run(), events=some)))]
     assert "left out" not in "\n".join(lines(run_table(summary_run())))
 
@@ -92,7 +94,7 @@ def test_run_table_tells_who_came_and_went_and_who_was_kept_out(summary_run):
         {"round": 3, "kind": "refused", "node": 0, "nodes": {"77": "it has no secret", "78": "it has [no] model"}},
     ]
     shown = [cells(line) for line in lines(run_table(replace(summary_run(), events=events)))]
-    assert ["connections", "2 lost, 1 back"] in shown
+    assert ["connections", "2 lost, 1 restored"] in shown
     assert ["refused", "2 nodes, the last 78: it has [no] model"] in shown
     nothing = "\n".join(lines(run_table(summary_run())))
     assert "connections" not in nothing
@@ -147,7 +149,7 @@ def test_markup_in_names_is_not_read_as_markup(summary_run):
 def test_cluster_table_lists_current_clusters_in_the_order_of_the_tree(make_run):
     # 0 splits into 1 and 2 after round 1, 1 into 3 and 4 after round 2: depth first the leaves are 3, 4, 2.
     table = lines(cluster_table(make_run([(1, 0), (2, 1)], truth=[0, 1, 2, 2])))
-    assert cells(table[1]) == ["node", "size", "accuracy", "mean norm", "max norm", "true clusters", "clients"]
+    assert cells(table[1]) == ["cluster", "size", "accuracy", "mean norm", "max norm", "true clusters", "clients"]
     assert [cells(line) for line in table[3:]] == [
         ["3", "1", "84.0 %", "0.25", "0.50", "0 (1)", "0"],  # 0.5 + 0.04 + 0.3
         ["4", "1", "94.0 %", "0.25", "0.50", "1 (1)", "1"],
@@ -199,7 +201,16 @@ def test_a_leaf_without_members_is_shown_as_empty(make_run):
 
 def test_event_table_lists_splits_with_their_criteria(make_run):
     table = lines(event_table(make_run([(2, 0), (4, 1)])))
-    assert cells(table[1]) == ["round", "node", "into", "sizes", "mean norm", "max norm", "α cross max", "γ bound"]
+    assert cells(table[1]) == [
+        "round",
+        "cluster",
+        "children",
+        "sizes",
+        "mean norm",
+        "max norm",
+        "α cross max",
+        "γ bound",
+    ]
     assert [cells(line) for line in table[3:]] == [
         ["2", "0", "1 + 2", "2 + 2", "0.50", "1.00", "−0.10", "0.74"],
         ["4", "1", "3 + 4", "1 + 1", "0.25", "0.50", "−0.10", "0.74"],
@@ -247,7 +258,7 @@ def test_tree_view_in_the_middle_of_a_run_shows_what_the_tree_knows(make_run):
 def test_tree_view_says_that_the_model_of_a_split_root_goes_on(make_run):
     tree = make_run([(1, 0), (3, 2)]).tree
     tree = tree.continued(tree.nodes[0].params)
-    assert lines(tree_view(tree))[0] == "0  4 clients · round 1 · its model goes on beside them"
+    assert lines(tree_view(tree))[0] == "0  4 clients · round 1 · its model is trained further"
 
 
 def test_tree_view_of_a_star_says_that_its_root_never_trained(make_run):
@@ -308,8 +319,8 @@ def test_check_table_shows_what_was_found_and_what_was_made_of_it(summary_run):
     run = replace(summary_run(), events=events)
     (table,) = decision_tables(run)
     found = [cells(line) for line in lines(table)]
-    assert ["3", "now 3 + 1", "0.00025", "0.005", "0.34", "0", "0.81"] in found
-    assert ["11", "still 4", "1", "0.005", "0.34", "0", "∞"] in found
+    assert ["3", "changed to 3 + 1", "0.00025", "0.005", "0.34", "0", "0.81"] in found
+    assert ["11", "unchanged 4", "1", "0.005", "0.34", "0", "∞"] in found
     assert decision_tables(summary_run()) == []
     assert lines(check_table(run)) == lines(table)
 
@@ -318,7 +329,7 @@ def test_tree_view_tells_a_p_value_however_small():
     star = ParameterTree.star([[0, 1], [2]], torch.zeros(3))
     root = replace(star.nodes[0], criteria={"p_value": 0.00025, "gain_before": 0.3})
     text = "\n".join(lines(tree_view(ParameterTree((root, *star.nodes[1:])))))
-    assert "split at p 0.00025, gain before 0.30" in text
+    assert "split at p-value 0.00025, gain before 0.30" in text
 
 
 def test_recovery_is_also_that_of_the_clients_in_a_cluster(make_run):

@@ -155,7 +155,9 @@ def test_a_comparison_says_how_many_clients_have_a_score(run: Run, tmp_path: Pat
     assert "(16 of 20)" in comparison.columns["AUROC, %"][0]
     assert "of" not in comparison.columns["AUROC, %"][1]
     assert "of" not in comparison.columns["accuracy, %"][0]
-    told = "(18 of 20), say: the clients with a score; it is undefined for the test data of the others."
+    told = (
+        "A number such as (18 of 20) counts the clients with a score; it is undefined for the test data of the others."
+    )
     assert told in comparison.note
     assert told in comparison.markdown()
     assert "(16 of 20)" in comparison.markdown()

@@ -7,7 +7,7 @@ import pytest
 
 from fedclade import RunError
 from fedclade.core import RunInterrupted
-from fedclade.sweeps.places import OnRay
+from fedclade.sweeps.places import RayExecutor
 from fedclade.training import Cluster
 
 
@@ -36,8 +36,8 @@ class StandInForRay:
         self.cancelled.append((task, force))
 
 
-def place_on(ray: StandInForRay) -> OnRay:
-    place = object.__new__(OnRay)  # without a cluster
+def place_on(ray: StandInForRay) -> RayExecutor:
+    place = object.__new__(RayExecutor)  # without a cluster
     place._cluster = cast("Cluster", SimpleNamespace(ray=ray))  # pyright: ignore[reportPrivateUsage]
     return place
 

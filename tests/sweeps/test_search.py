@@ -16,7 +16,7 @@ from fedclade import ConfigError, RunError, RunInterrupted
 from fedclade.cli import main
 from fedclade.config import read_config
 from fedclade.sweeps import places, sweep
-from fedclade.sweeps.places import Processes
+from fedclade.sweeps.places import ProcessExecutor
 
 pytest.importorskip("optuna")
 
@@ -106,11 +106,11 @@ def test_a_sweep_goes_by_the_clients_that_have_a_score(tmp_path):
 
 
 def test_trials_run_side_by_side_in_processes(tmp_path):
-    place = Processes(1)  # as two would, at half the price
+    place = ProcessExecutor(1)  # as two would, at half the price
     try:
         alone = sweep(BASE, LR, tmp_path / "alone", trials=2)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("fedclade.sweeps.search.Processes", lambda count: place)
+            patch.setattr("fedclade.sweeps.search.ProcessExecutor", lambda count: place)
             beside = sweep(BASE, LR, tmp_path / "beside", trials=2, processes=2)
     finally:
         place.close()
@@ -121,16 +121,16 @@ def test_trials_run_side_by_side_in_processes(tmp_path):
 @pytest.mark.parametrize(
     ("status", "started", "told"),
     [
-        (-9, True, "a process of the sweep has died, perhaps for want of memory; give fewer --processes"),
-        (-9, False, "a process of the sweep has died, perhaps for want of memory; give fewer --processes"),
+        (-9, True, "a process of the sweep has died, perhaps because it ran out of memory; set fewer --processes"),
+        (-9, False, "a process of the sweep has died, perhaps because it ran out of memory; set fewer --processes"),
         (1, False, "ended with status 1 as it started; each process imports the script that calls sweep, so put the"),
     ],
 )
 def test_a_process_that_dies_ends_the_sweep(status, started, told):
-    place = Processes.__new__(Processes)
+    place = ProcessExecutor.__new__(ProcessExecutor)
     ours, theirs = places.multiprocessing.Pipe()
     ended = SimpleNamespace(exitcode=status, join=lambda seconds: None)
-    place.count, place._told, place._processes, place._idle = 1, False, {ours: ended}, [ours]
+    place.count, place._is_stopping, place._processes, place._idle = 1, False, {ours: ended}, [ours]
     place._started = {ours} if started else set()
     theirs.close()
     with pytest.raises(RunError) as caught:

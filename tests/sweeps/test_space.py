@@ -45,7 +45,7 @@ def test_a_mapping_has_texts_or_lists():
         (["local.lr=0.1..1(ln)"], "a range is low..high or low..high(log)"),
         (["local.lr=0.1"], "give at least 2 different values, key=a,b,c, or a range"),
         (["local.lr=1..2", "local.lr=3..4"], "--over local.lr: give each key once"),
-        (["seed=1..9"], "seed cannot be varied; --seeds says how many runs each trial has"),
+        (["seed=1..9"], "seed cannot be varied; --seeds is the number of runs of each trial"),
     ],
 )
 def test_what_is_wrong_is_named(over, why):

@@ -28,7 +28,7 @@ def run(found: Study, until: int, side_by_side: int = 1, killed_at: int = TRIALS
     for told in range(min(until, killed_at)):
         while len(drawn) < min(until, told + side_by_side):
             drawn.append(found.drawn(len(drawn)))
-        if not found.is_told(told):
+        if not found.has_ended(told):
             found.tell(told, -abs(math.log(drawn[told]["local.lr"] / 0.1)))
     return drawn
 
@@ -46,7 +46,7 @@ def test_an_interruption_changes_nothing(tmp_path, side_by_side):
 def test_a_trial_that_drew_and_did_not_end_is_not_drawn_again(tmp_path):
     before = study(tmp_path / "s").drawn(0)
     again = study(tmp_path / "s")
-    assert not again.is_told(0)
+    assert not again.has_ended(0)
     assert again.drawn(0) == before
     assert len(again.trials) == 1
 
@@ -77,7 +77,7 @@ def test_why_a_trial_failed_is_kept(tmp_path):
     found.drawn(0)
     found.tell(0, None, "it diverged")
     again = study(tmp_path / "s")
-    assert again.is_told(0)
+    assert again.has_ended(0)
     assert again.failure(0) == "it diverged"
 
 
@@ -92,7 +92,7 @@ def test_a_trial_that_was_killed_while_it_drew_has_failed(tmp_path):
 def test_a_journal_of_another_sweep_or_of_nothing_is_refused(tmp_path):
     study(tmp_path / "s", rounds=3)
     study(tmp_path / "s", rounds=3)
-    with pytest.raises(RunError, match="holds another sweep: its rounds is 3, not 4; give the same command"):
+    with pytest.raises(RunError, match="holds another sweep: its rounds is 3, not 4; use the same command"):
         study(tmp_path / "s", rounds=4)
     (tmp_path / "s" / JOURNAL).write_text("nothing\n")
     with pytest.raises(RunError, match=r"cannot read or write .*trials\.journal"):

@@ -75,7 +75,7 @@ def test_a_tracker_of_no_rounds_leaves_nothing(tmp_path: Path):
 
 
 def test_without_a_run_folder_it_needs_one_of_its_own(tmp_path: Path):
-    with pytest.raises(ConfigError, match="TensorBoardTracker needs a folder: give it one, or give the run one"):
+    with pytest.raises(ConfigError, match="TensorBoardTracker needs a folder: set its folder, or that of the run"):
         run_with(TensorBoardTracker())
     run_with(TensorBoardTracker(tmp_path / "events"))
     assert len(scalars(tmp_path / "events")["clusters/found"]) == 4

@@ -1,7 +1,7 @@
-"""The command line: thin commands over the library.
+"""Command line: thin commands over the library.
 
-No other room imports it; each command parses what it was given, calls another room, and shows what came of it. A
-package that adds a command imports from here what the commands share.
+No other package of fedclade imports it; packages that add a command import the shared options from
+here. Each command parses its arguments, calls the library, and prints the result.
 """
 
 from __future__ import annotations
@@ -18,30 +18,32 @@ from fedclade.core import FedcladeError, RunInterrupted, shown
 from fedclade.report import Terminal
 
 INTERRUPTED = 130
-"""Exit status of a run that was interrupted, as shells have it: 128 + SIGINT."""
+"""Exit status of an interrupted run, as in shells: 128 + SIGINT."""
 
 __all__ = ["DataDir", "Device", "app", "interruptible", "main", "new_console"]
 
 
 def main() -> None:
-    """Run the command line; an error of fedclade's own is one message, without a traceback."""
-    sys.path.insert(0, "")  # a config's module:factory is looked for in the folder where the user stands
+    """Run the command line; print errors of the library as messages, without a traceback."""
+    sys.path.insert(0, "")  # names such as module:factory are searched in the current folder
     try:
         app()
     except RunInterrupted as interrupted:
         new_console().print(Text(str(interrupted)), soft_wrap=True)
         sys.exit(INTERRUPTED)
     except FedcladeError as error:
-        _refuse(str(error))
+        _exit_with_error(str(error))
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:  # of others a command says what it could not do
+        if error.errno != errno.ENAMETOOLONG:  # commands turn all others into errors of their own
             raise
-        _refuse(f"no file can have so long a name: {shown(error.filename)}")
+        _exit_with_error(f"file name too long: {shown(error.filename)}")
 
 
-def _refuse(why: str) -> NoReturn:
-    """Print an error, of one line or of several problems, and leave."""
-    lines = why.strip().split("\n")
-    message = lines[0] if len(lines) == 1 else "\n  ".join([f"{len(lines)} problems:", *lines])
+def _exit_with_error(text: str) -> NoReturn:
+    """Print an error, of one problem or one a line, and exit."""
+    message = text.strip()
+    problems = message.split("\n")
+    if len(problems) > 1:
+        message = "\n  ".join([f"{len(problems)} problems:", *problems])
     Terminal(stderr=True, soft_wrap=True).print(Text.assemble(("error: ", "bold red"), message))
     sys.exit(2)

@@ -1,4 +1,4 @@
-"""The commands, gathered."""
+"""Typer application with all commands."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from fedclade.cli import assign, compare, data, example, ls, run, sweep
 from fedclade.cli.plugged import PluggedGroup
 from fedclade.cli.report import cite, export, report, tree, validate
 
+DESCRIPTION = "Clustered federated learning: find groups of clients with similar data from their model updates."
+
 app = typer.Typer(
     name="fedclade",
     cls=PluggedGroup,
-    help="Clustered federated learning: find out from model updates alone which clients can train together.",
+    help=DESCRIPTION,
     epilog="Start with: fedclade demo",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -23,8 +25,8 @@ app = typer.Typer(
 """The command line, as a Typer app."""
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(is_requested: bool) -> None:
+    if is_requested:
         typer.echo(f"fedclade {__version__}")
         raise typer.Exit
 
@@ -32,10 +34,10 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def options(
     show_version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Clustered federated learning: find out from model updates alone which clients can train together."""
+    """Clustered federated learning: find groups of similar clients from their model updates."""
 
 
 app.command()(compare.demo)

@@ -1,8 +1,8 @@
-"""The commands ``compare`` and ``demo``: several configs, each with several seeds, in one table."""
+"""Commands ``compare`` and ``demo``: run several configs, each with several seeds."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from time import monotonic
@@ -32,19 +32,22 @@ from fedclade.report import (
     count,
     event_table,
     shortened,
+    tolerate_missing_figures,
     tree_view,
-    without_figures_if_need_be,
 )
+from fedclade.runs import Run
 
 DEMO = ("fedavg", "cfl", "oracle", "local")
+"""Algorithms of the demo."""
 
 
 def demo(
     out: options.Out = None, engine: options.Engine = None, memory: options.Memory = None, quiet: options.Quiet = False
 ) -> None:
-    """Run FedAvg, CFL, the oracle and local training on handwritten digits whose labels are swapped in four ways.
+    """Compare FedAvg, CFL, the oracle and local training on handwritten digits with swapped labels.
 
-    Needs no data and takes less than a minute: the digits come with scikit-learn.
+    Four groups of clients each swap another pair of labels. The digits come with scikit-learn; the
+    demo takes less than a minute.
     """
     console = new_console()
     target = options.target_folder(out, "demo")
@@ -52,36 +55,44 @@ def demo(
     configs = {name: read_config(find_config(f"{name}-digits-label-swap"), changes) for name in DEMO}
     options.check_machine("auto", memory)
     console.print(
-        "20 clients hold handwritten digits. Four hidden groups each swap another pair of labels, so no single model "
-        "can suit everybody. The server sees nothing but model updates. Will it find the groups?\n"
+        "20 clients have handwritten digits. Each of four hidden groups swaps another pair of "
+        "labels, so that no single model suits all clients. The server receives only model updates. "
+        "Does it find the groups?\n"
     )
     progress = RunProgress(console, quiet=quiet)
-    batch = Batch(progress.start, memory=memory, finished=lambda run, folder: add_figures(run, folder, console))
+    batch = Batch(progress.start, memory=memory, finished=_make_figure_drawer(console))
     with progress.shown(), interruptible(lambda: "start again with: fedclade demo") as batch.stop:
         runs = batch.run(configs, 1, target)
     _raise_failures(batch)
-    comparison, cfl = Comparison(runs), runs["cfl"][0]
+    comparison = Comparison(runs)
+    cfl = runs["cfl"][0]
     console.print(comparison.table(console.width))
     _save_comparison(comparison, target, console)
     console.print(event_table(cfl))
     console.print(tree_view(cfl.tree, cfl))
     figures = target / "cfl" / "seed-0" / "figures"
-    pictures = f"; the pictures of CFL in {figures}" if figures.is_dir() else ""  # not without the extra 'report'
-    console.print(f"\nEverything is in {target}{pictures}.", markup=False)
-    if pictures:
-        say(console, f"Look at all four in a browser with: fedclade report {target} --open")
+    if figures.is_dir():  # not without the extra 'report'
+        say(console, f"\nAll results are in {target}; the figures of CFL are in {figures}.")
+        say(console, f"Compare all four in a browser with: fedclade report {target} --open")
+    else:
+        say(console, f"\nAll results are in {target}.")
     console.print("Next: fedclade ls configs, then fedclade run CONFIG --data-dir DIR")
+
+
+def _make_figure_drawer(console: Console) -> Callable[[Run, Path], object]:
+    """Return a function that draws the figures of a finished run into its folder."""
+    return lambda run, folder: add_figures(run, folder, console)
 
 
 def compare(
     configs: Annotated[
-        list[str], typer.Argument(help="TOML files, folders of them, or names of 'fedclade ls configs'.")
+        list[str], typer.Argument(help="TOML files, folders of them, or names of configs in 'fedclade ls configs'.")
     ],
     seeds: Annotated[
-        int | None, typer.Option("--seeds", min=1, help="Runs of each config, with seeds 0, 1, ...; 1 if left out.")
+        int | None, typer.Option("--seeds", min=1, help="Runs of each config, with seeds 0, 1, ... Default: 1.")
     ] = None,
     scale: Annotated[
-        str | None, typer.Option("--scale", help="Size of a scenario, such as smoke or laptop; as it stands without.")
+        str | None, typer.Option("--scale", help="Size of scenarios, such as smoke or laptop. Default: full size.")
     ] = None,
     out: options.Out = None,
     data_dir: options.DataDir = None,
@@ -92,106 +103,156 @@ def compare(
     memory: options.Memory = None,
     log: options.Log = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue in the folder --out: finished runs are read, others go on.")
+        bool,
+        typer.Option(
+            "--resume", help="Continue the comparison in --out: finished runs are read, others are continued."
+        ),
     ] = False,
     only: Annotated[
-        str, typer.Option("--only", metavar="PATTERN", help="Runs of such names, as '*rcfl*'; others are read.")
+        str,
+        typer.Option(
+            "--only",
+            metavar="PATTERN",
+            help="Run only runs whose names match, such as '*rcfl*'; results of others are read.",
+        ),
     ] = "*",
     at_most: Annotated[
-        float | None, typer.Option("--at-most", metavar="MINUTES", min=0, help="Begin no run after so many.")
+        float | None, typer.Option("--at-most", metavar="MINUTES", min=0, help="Start no further run after this time.")
     ] = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Run several configs, each with several seeds, and put them in one table with 95 % intervals.
+    """Run several configs, each with several seeds, and compare them in a table.
 
-    The gap closed is (method - FedAvg) / (oracle - FedAvg); it needs a FedAvg and an oracle config of the same data.
+    The table has 95 % intervals over the seeds. The gap closed is (method - FedAvg) / (oracle -
+    FedAvg); it needs a FedAvg and an oracle config with the same data.
 
-    Scenarios, such as those in configs/suite, set all their algorithms the same task, and get a table each. Several
-    also get mean ranks, with a critical-difference diagram in ranks.png; what a paper has printed may stand beside.
+    Scenarios, such as those in configs/suite, run several algorithms on the same task, and get a
+    table each. Several scenarios also get mean ranks, with a critical-difference diagram in
+    ranks.png, and a table with published figures if their files contain some.
     Example: fedclade compare suite --scale smoke
 
-    Many runs can be made in pieces, and by several processes at once, in one folder.
+    Many runs can be divided among several calls, also in parallel, with the same folder.
     Example: fedclade compare arena --out arena --resume --only '*P(Y|X) 8*' --at-most 10
     """
     console = new_console()
-    paths = [path for config in configs for path in find_configs(config)]
-    labels = [path.stem for path in paths]
-    if twice := sorted({label for label in labels if labels.count(label) > 1}):
-        raise ConfigError(f"each config can be compared once, got more than one named {', '.join(twice)}")
     changes = options.overrides(override, rounds=rounds, engine=engine)
-    ordinary = [path.stem for path in paths if not is_scenario(path)]
-    if ordinary and (scale is not None or len(ordinary) < len(paths)):
-        why = "has no scales" if scale is not None else "cannot be compared with scenarios"
-        raise ConfigError(f"the config {ordinary[0]} {why}; name scenarios only, such as those in configs/suite")
-    if ordinary:  # all that is not said for each scenario is as if they were one without a name
+    paths = _find_paths(configs, scale)
+    is_suite = is_scenario(paths[0])
+    if is_suite:
+        scenarios = _read_suite(paths, changes, scale)
+    else:  # ordinary configs are treated as one scenario without a name
         scenarios = [Scenario("", {path.stem: read_config(path, changes) for path in paths}, 1)]
-    else:
-        scenarios = [each for path in paths for each in read_scenarios(path, changes, scale)]
-    _check_folders(scenarios)
     target = options.target_folder(out, "compare", resume=resume)
     options.check_machine(device, memory)
-    options.callbacks_of(log)  # to find out now whether they can be had; each run gets its own
+    # Trackers that cannot be used are reported before the first run. Each run gets its own.
+    options.build_callbacks(log)
     progress = RunProgress(console, quiet=quiet)
-    batch = Batch(progress.start, data_dir, device, memory, callbacks=lambda: options.callbacks_of(log))
-    batch.only, end = only, None if at_most is None else monotonic() + 60 * at_most
-    batch.over = lambda: end is not None and monotonic() > end
-    if ordinary:
-        batch.finished = lambda run, folder: add_figures(run, folder, console)
-    found: dict[str, Comparison] = {}
-    asked_for = _matching(only, scenarios, seeds)
-    then = f"continue with the same command and --out {target} --resume"
-    with progress.shown(), interruptible(lambda: then) as batch.stop:
-        for each in scenarios:
-            prefix = f"{each.name}: " if each.name else ""
-            if runs := batch.run(each.configs, seeds or each.seeds, target / each.folder, prefix):
-                found[each.name] = Comparison(runs, each.name)
-    if found:
-        printed = list({each.printed.name: each.printed for each in scenarios if each.printed is not None}.values())
-        comparison = found[""] if ordinary else SuiteComparison(found, printed)
+    batch = Batch(progress.start, data_dir, device, memory, callbacks=lambda: options.build_callbacks(log))
+    batch.only = only
+    if at_most is not None:
+        end = monotonic() + 60 * at_most
+        batch.over = lambda: monotonic() > end
+    if not is_suite:
+        batch.finished = _make_figure_drawer(console)
+    comparisons: dict[str, Comparison] = {}
+    requested = _match_runs(only, scenarios, seeds)
+    advice = f"continue with the same command and --out {target} --resume"
+    with progress.shown(), interruptible(lambda: advice) as batch.stop:
+        for scenario in scenarios:
+            n_seeds = seeds or scenario.seeds
+            folder = target / scenario.folder
+            runs = batch.run(scenario.configs, n_seeds, folder, _run_prefix(scenario))
+            if runs:
+                comparisons[scenario.name] = Comparison(runs, scenario.name)
+    if comparisons:
+        comparison = _compare_suite(scenarios, comparisons) if is_suite else comparisons[""]
         console.print(comparison.table(console.width))
         try:
             _save_comparison(comparison, target, console)
             say(console, f"comparison folder: {target}")
         except RunError as error:
             batch.failures[str(error)] = ["comparison"]
-    if left := asked_for & {*batch.left}:
-        say(console, f"{len(left):,} of {count(len(asked_for), 'run')} left: {then}")
+    if left := requested & {*batch.left}:
+        say(console, f"{len(left):,} of {count(len(requested), 'run')} left: {advice}")
     _raise_failures(batch)
 
 
+def _find_paths(names: Sequence[str], scale: str | None) -> list[Path]:
+    """Return the files of configs or scenarios.
+
+    Raises
+    ------
+    ConfigError
+        If two have the same name, configs are mixed with scenarios, or they have a scale.
+    """
+    paths: list[Path] = []
+    for name in names:
+        paths += find_configs(name)
+    labels = [path.stem for path in paths]
+    repeated = sorted({label for label in labels if labels.count(label) > 1})
+    if repeated:
+        raise ConfigError(f"each config can be compared once, got more than one named {', '.join(repeated)}")
+    ordinary = [path.stem for path in paths if not is_scenario(path)]
+    if ordinary and (scale is not None or len(ordinary) < len(paths)):
+        reason = "has no scales" if scale is not None else "cannot be compared with scenarios"
+        raise ConfigError(f"the config {ordinary[0]} {reason}; give scenarios only, such as those in configs/suite")
+    return paths
+
+
+def _read_suite(paths: Sequence[Path], changes: Sequence[str], scale: str | None) -> list[Scenario]:
+    scenarios: list[Scenario] = []
+    for path in paths:
+        scenarios += read_scenarios(path, changes, scale)
+    _check_folders(scenarios)
+    return scenarios
+
+
 def _check_folders(scenarios: Sequence[Scenario]) -> None:
-    """Check that no two scenarios share a folder, where the runs of one would count for both."""
+    """Check that no two scenarios share a folder: their runs would be mixed."""
     names: dict[str, str] = {}
-    for each in scenarios:
-        if each.folder in names:
+    for scenario in scenarios:
+        if scenario.folder in names:
             raise ConfigError(
-                f"scenarios should have names of their own, got {shown(names[each.folder])} and {shown(each.name)}, "
-                f"which share the folder {each.folder}"
+                f"scenarios should have names of their own, got {shown(names[scenario.folder])} and "
+                f"{shown(scenario.name)}, which share the folder {scenario.folder}"
             )
-        names[each.folder] = each.name
+        names[scenario.folder] = scenario.name
 
 
-def _matching(pattern: str, scenarios: Sequence[Scenario], seeds: int | None) -> set[str]:
-    """Return the names of runs that a pattern matches; a ConfigError if there is none."""
-    names = [
-        run_name(f"{each.name}: " if each.name else "", label, seed, seeds or each.seeds)
-        for each in scenarios
-        for label in each.configs
-        for seed in range(seeds or each.seeds)
-    ]
-    if found := {name for name in names if fnmatch(name, pattern)}:
-        return found
-    raise ConfigError(f"--only {pattern!r} matches none of the runs, which are {shortened(names)}")
+def _run_prefix(scenario: Scenario) -> str:
+    return f"{scenario.name}: " if scenario.name else ""
+
+
+def _match_runs(pattern: str, scenarios: Sequence[Scenario], seeds: int | None) -> set[str]:
+    """Return the names of runs that match a pattern; a ConfigError if there is none."""
+    names: list[str] = []
+    for scenario in scenarios:
+        prefix = _run_prefix(scenario)
+        n_seeds = seeds or scenario.seeds
+        for label in scenario.configs:
+            names += [run_name(prefix, label, seed, n_seeds) for seed in range(n_seeds)]
+    matching = {name for name in names if fnmatch(name, pattern)}
+    if not matching:
+        raise ConfigError(f"--only {pattern!r} matches none of the runs, which are {shortened(names)}")
+    return matching
+
+
+def _compare_suite(scenarios: Sequence[Scenario], comparisons: dict[str, Comparison]) -> SuiteComparison:
+    """Return the comparison of several scenarios, with the figures published for them."""
+    published = {s.printed.name: s.printed for s in scenarios if s.printed is not None}
+    return SuiteComparison(comparisons, list(published.values()))
 
 
 def _save_comparison(comparison: Comparison | SuiteComparison, target: Path, console: Console) -> None:
-    with without_figures_if_need_be(console):
+    """Write a comparison with its figures or, if these cannot be drawn, without them."""
+    with tolerate_missing_figures(console):
         comparison.save(target)
         return
     comparison.save(target, figure=False)
 
 
 def _raise_failures(batch: Batch) -> None:
-    """Raise a RunError that says what failed, each error once with the runs that it ended; none if all finished."""
+    """Raise a RunError with each error and the runs that it ended; do nothing if all finished."""
     if batch.failures:
-        raise RunError("\n".join(f"{shortened(names)}: {error}" for error, names in batch.failures.items()))
+        problems = [f"{shortened(names)}: {error}" for error, names in batch.failures.items()]
+        raise RunError("\n".join(problems))

@@ -1,4 +1,4 @@
-"""The commands ``data build``, for data in a folder that runs map in place of memory, and ``data schema``."""
+"""Commands ``data build``, which writes memory-mapped data, and ``data schema``."""
 
 from __future__ import annotations
 
@@ -14,64 +14,73 @@ from fedclade.cli.options import new_console, say
 from fedclade.config import Building, build_schema
 from fedclade.core import ConfigError
 
-app = typer.Typer(name="data", help="Put data in a folder, or write the schema of tables.", no_args_is_help=True)
+app = typer.Typer(
+    name="data",
+    help="Write data into a folder for memory mapping, or write the schema of tables.",
+    no_args_is_help=True,
+)
 
 
 @app.command()
 def build(
     source: Annotated[
-        str, typer.Argument(help="A config; a name of 'fedclade ls datasets'; files, or their folder; or 'planted'.")
+        str,
+        typer.Argument(
+            help="Config, name of a data set in 'fedclade ls datasets', files, folder of files, or 'planted'."
+        ),
     ],
-    out: Annotated[Path, typer.Option("--out", help="Folder to make; it must not exist yet.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder to write; it must not exist yet.")],
     data_dir: options.DataDir = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Override the seed.")] = None,
     override: options.Set = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Write the clients' data to a folder, from which runs map it: memory then holds what is used.
+    """Write the clients' data into a folder that runs can map into memory, in place of loading it.
 
-    A run takes it by folder = "DIR" in its data section, without any other key of how data are shared out.
+    To use it, set folder = "DIR" in the [data] section of a config, without keys of partitions.
 
-    'planted' makes clients up, of any number: --set data.clients=1000000 data.clusters=4 data.features=20.
+    'planted' generates synthetic clients: --set data.clients=1000000 --set data.clusters=4.
 
     Example: fedclade data build planted --out million --set data.clients=1000000
     """
     building = Building.read(source, options.overrides(override, seed=seed))
-    console, start = new_console(), perf_counter()
+    console = new_console()
+    start = perf_counter()
     columns = (
         TextColumn("{task.description}", markup=False),
         TextColumn("{task.completed} clients"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bars:
-        bar = bars.add_task("writing", total=None)
-        written = building.build(out, data_dir, lambda clients: bars.update(bar, completed=clients))
+    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as progress:
+        bar = progress.add_task("writing", total=None)
+        written = building.build(out, data_dir, lambda clients: progress.update(bar, completed=clients))
     size = sum(file.stat().st_size for file in out.iterdir())
     if not quiet:
         say(console, f"{written}: {size / 1e6:.1f} MB in {perf_counter() - start:.1f} s")
     say(console, f"data folder: {out}")
     if not quiet:
-        say(console, f'take it by: fedclade run CONFIG, with folder = "{out}" alone in [data]')
+        say(console, f'use it with: fedclade run CONFIG, with only folder = "{out}" in [data]')
 
 
 @app.command()
 def schema(
-    source: Annotated[str, typer.Argument(help="A config; or files, or their folder.")],
+    source: Annotated[str, typer.Argument(help="Config, files, or folder of files.")],
     out: Annotated[Path, typer.Option("--out", help="JSON file to write; it must not exist yet.")],
     data_dir: options.DataDir = None,
     override: options.Set = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Write the schema of tables: columns, categories, labels and words, by which all clients encode their data.
+    """Write the schema of tables: columns, categories, labels and words for encoding the data.
 
-    A run takes it by schema = "FILE" in its data section. The file holds values of the data: look at it before it is
-    given to others, and add what only other clients have.
+    To use it, set schema = "FILE" in the [data] section of a config of every client. The file
+    contains values of the data: check it before you share it, and add values that only other
+    clients have.
 
     Example: fedclade data schema hospitals --set data.target=readmitted --out schema.json
     """
     if out.exists():
-        raise ConfigError(f"{out} exists already; name another file, or remove it")
-    found = build_schema(source, options.overrides(override), data_dir)
-    found.save(out)
+        raise ConfigError(f"{out} exists already; choose another file, or remove it")
+    table_schema = build_schema(source, options.overrides(override), data_dir)
+    table_schema.save(out)
     if not quiet:
-        say(new_console(), f'schema: {out}; take it by schema = "{out}" in [data]')
+        say(new_console(), f'schema: {out}; use it with schema = "{out}" in [data]')

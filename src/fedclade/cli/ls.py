@@ -1,4 +1,4 @@
-"""The command ``ls``: what there is by name, fedclade's own and what installed packages add."""
+"""Command ``ls``: lists built-in and installed algorithms, data sets, models and more."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fedclade.training import ENGINES, REMOTE
 
 
 class Kind(StrEnum):
-    """What can be listed."""
+    """Kind of entries to list."""
 
     ALGORITHMS = "algorithms"
     DATASETS = "datasets"
@@ -39,43 +39,57 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Shelf:
-    """One kind of thing: the lines about fedclade's own, and where a package's come from."""
+class Catalogue:
+    """Entries of one kind: summaries of the built-in ones, and the source of installed ones."""
 
     own: Mapping[str, str]
     group: Group
-    get: Callable[[str], object]  # by name; raises a ConfigError
+    get: Callable[[str], object]
+    """Loads an installed entry by name; raises a ConfigError."""
 
 
-def _lines_about(things: Mapping[str, object]) -> Mapping[str, str]:
-    return {name: summary_of(thing) for name, thing in things.items()}
+def _summarize(entries: Mapping[str, object]) -> Mapping[str, str]:
+    return {name: summary_of(entry) for name, entry in entries.items()}
 
 
-def _task(name: str) -> object:
-    """Return what a package's task is made of, or the function that makes it."""
-    task, found = build_task(name), named("tasks", name, {}, "task")
-    return found if callable(found) else ", ".join(f"{key} {value}" for key, value in task.described.items() if value)
+def _load_task(name: str) -> object:
+    """Return the function that makes a package's task, or a description of the task itself."""
+    task = build_task(name)
+    entry = named("tasks", name, {}, "task")
+    if callable(entry):
+        return entry
+    return ", ".join(f"{key} {value}" for key, value in task.described.items() if value)
 
 
-SHELVES: Mapping[Kind, Shelf] = {
-    Kind.ALGORITHMS: Shelf(_lines_about(ALGORITHMS), "algorithms", method_named),
-    Kind.DATASETS: Shelf(_lines_about(SOURCES), "data", lambda name: named("data", name, {}, "dataset")),
-    Kind.PARTITIONS: Shelf(_lines_about(PARTITIONS), "partitions", find_partition),
-    Kind.SHIFTS: Shelf(_lines_about(SHIFTS), "shifts", find_shift),
-    Kind.MODELS: Shelf(_lines_about(MODELS), "models", model_factory),
-    Kind.TASKS: Shelf(SUMMARIES, "tasks", _task),
-    Kind.CALLBACKS: Shelf(_lines_about(TRACKERS), "callbacks", lambda name: named("callbacks", name, {}, "callback")),
+def _load_dataset(name: str) -> object:
+    return named("data", name, {}, "dataset")
+
+
+def _load_callback(name: str) -> object:
+    return named("callbacks", name, {}, "callback")
+
+
+CATALOGUES: Mapping[Kind, Catalogue] = {
+    Kind.ALGORITHMS: Catalogue(_summarize(ALGORITHMS), "algorithms", method_named),
+    Kind.DATASETS: Catalogue(_summarize(SOURCES), "data", _load_dataset),
+    Kind.PARTITIONS: Catalogue(_summarize(PARTITIONS), "partitions", find_partition),
+    Kind.SHIFTS: Catalogue(_summarize(SHIFTS), "shifts", find_shift),
+    Kind.MODELS: Catalogue(_summarize(MODELS), "models", model_factory),
+    Kind.TASKS: Catalogue(SUMMARIES, "tasks", _load_task),
+    Kind.CALLBACKS: Catalogue(_summarize(TRACKERS), "callbacks", _load_callback),
 }
 
 
-def list_known(kind: Annotated[Kind | None, typer.Argument(help="What to list; all if left out.")] = None) -> None:
-    """List what there is by name, with a line about each: fedclade's own, and what installed packages add.
+def list_known(
+    kind: Annotated[Kind | None, typer.Argument(help="Kind of entries to list. Default: all.")] = None,
+) -> None:
+    """List algorithms, data sets, models and more, built in or from installed packages.
 
-    A package adds to it by its entry points fedclade.algorithms, fedclade.models and so on.
+    Packages add entries with the entry points fedclade.algorithms, fedclade.models and so on.
 
-    Your own needs no package: where a config takes a name, it takes module:name too.
+    Your own code needs no package: wherever a config takes a name, it also takes module:name.
 
-    So an algorithm may be my_methods:KMeans, a class in the my_methods.py of this folder.
+    For example, my_methods:KMeans is the class KMeans in the current folder's my_methods.py.
 
     Example: fedclade ls algorithms
     """
@@ -86,36 +100,37 @@ def list_known(kind: Annotated[Kind | None, typer.Argument(help="What to list; a
         table = Table(box=None, show_header=False, pad_edge=False)
         table.add_column(style="bold", no_wrap=True)
         table.add_column()
-        for name, line in _lines(each):
-            table.add_row(Text(name), Text(line))
+        for name, summary in _list_entries(each):
+            table.add_row(Text(name), Text(summary))
         console.print(table)
 
 
-def _lines(kind: Kind) -> Iterator[tuple[str, str]]:
-    """Yield every name with a line about it."""
+def _list_entries(kind: Kind) -> Iterator[tuple[str, str]]:
+    """Yield the name and the summary of every entry."""
     if kind is Kind.CONFIGS:
-        yield from ((file.stem, _first_comment(file)) for file in sorted(config_folder().glob("*.toml")))
+        for file in sorted(config_folder().glob("*.toml")):
+            yield file.stem, _read_first_comment(file)
         return
     if kind is Kind.ENGINES:
         yield from {**ENGINES, **REMOTE}.items()
         return
-    shelf = SHELVES[kind]
-    yield from shelf.own.items()
-    for name, point in sorted(installed(shelf.group).items()):
+    catalogue = CATALOGUES[kind]
+    yield from catalogue.own.items()
+    for name, point in sorted(installed(catalogue.group).items()):
         package = "" if point.dist is None else f" ({point.dist.name} {point.dist.version})"
-        yield name, _about(name, point.value, shelf) + package
+        yield name, _describe_installed(name, point.value, catalogue) + package
 
 
-def _about(name: str, value: str, shelf: Shelf) -> str:
-    """Return a line about what a package adds, or why it cannot be had."""
-    if name in shelf.own:
-        return f"hidden by fedclade's own of this name: write {value}"
+def _describe_installed(name: str, value: str, catalogue: Catalogue) -> str:
+    """Return the summary of a package's entry, or the reason why it cannot be used."""
+    if name in catalogue.own:
+        return f"hidden by the built-in entry of this name: use {value}"
     try:
-        return summary_of(shelf.get(name))
+        return summary_of(catalogue.get(name))
     except ConfigError as error:
         return str(error)
 
 
-def _first_comment(file: Path) -> str:
-    first = file.read_text(encoding="utf-8").partition("\n")[0]
-    return first.removeprefix("#").strip() if first.startswith("#") else ""
+def _read_first_comment(file: Path) -> str:
+    line = file.read_text(encoding="utf-8").partition("\n")[0]
+    return line.removeprefix("#").strip() if line.startswith("#") else ""

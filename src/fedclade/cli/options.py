@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they mean."""
+"""Options that several commands share, and helpers for consoles, interrupts and folders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -22,15 +22,15 @@ from fedclade.trackers import TRACKERS, build_callback
 from fedclade.training import ENGINES, REMOTE, choose_device, memory_bytes
 from fedclade.training import Actors as RayActors
 
-# Where commands print.
-
 WIDTH_OF_FILES = 100
+"""Columns of output that goes to a file or a pipe."""
 
 
 def new_console() -> Terminal:
     """Return the console that commands print to.
 
-    It is as wide as the terminal; output to a file or a pipe has a width of 100, unless ``COLUMNS`` says otherwise.
+    It is as wide as the terminal. Output to a file or a pipe has 100 columns, unless ``COLUMNS`` is
+    set.
     """
     console = Terminal()
     if not console.is_terminal and "COLUMNS" not in os.environ:
@@ -39,185 +39,222 @@ def new_console() -> Terminal:
 
 
 def say(console: Console, line: str) -> None:
-    """Print a line as it is: not wrapped, since it may hold a path to copy, and not read as markup."""
+    """Print a line without wrapping, so that paths in it can be copied, and without markup."""
     console.print(line, soft_wrap=True, markup=False)
 
 
-# Ctrl-C, or a terminal that goes away: once to stop after the round, twice to stop at once.
+# Interrupts: the first signal stops a run after the round, a second one at once.
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-"""Of Ctrl-C, of a scheduler or a system that shuts down, and of a terminal that is closed; Windows has no SIGHUP."""
+"""Signals of Ctrl-C, shutdowns and closed terminals; Windows has no SIGHUP."""
 
-_TOLD = b"\nstopping after this round; Ctrl-C again stops at once\n"
+_MESSAGE = b"\nstopping after this round; Ctrl-C again stops at once\n"
 _STDERR = 2
 
 
 @contextmanager
 def interruptible(then: Callable[[], str]) -> Generator[Callable[[], bool]]:
-    """Let Ctrl-C, SIGTERM or SIGHUP stop the work in the block at the next good place, such as the end of a round.
+    """Let Ctrl-C, SIGTERM or SIGHUP stop the work in the block, such as after the current round.
 
-    A second signal stops it at once. Outside of the main thread, which alone gets signals, nothing is caught.
+    A second signal stops it at once. Outside the main thread, which alone receives signals, nothing
+    is caught.
 
     Parameters
     ----------
     then
-        Returns what the user can do after an interrupt, for the message.
+        Returns the advice to the user after an interrupt, for the message.
 
     Yields
     ------
     Callable
-        A function without arguments that returns True once a signal has come: ``stop`` of :func:`fedclade.simulate`.
+        Function without arguments that returns True once a signal has arrived: ``stop`` of
+        :func:`fedclade.simulate`.
 
     Raises
     ------
     RunInterrupted
         If the work in the block was interrupted, or if a second signal stopped it at once.
     """
-    asked = False
+    is_requested = False
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
+    def request_stop(number: int, frame: FrameType | None) -> None:
+        nonlocal is_requested
+        if is_requested:
             raise KeyboardInterrupt
-        asked = True
+        is_requested = True
         if number == getattr(signal, "SIGHUP", None):
-            _leave_terminal()
-        with suppress(OSError):  # nobody can read it any more
-            os.write(_STDERR, _TOLD)  # print could be interrupted in the middle of another, and would then raise
+            _redirect_closed_terminal()
+        with suppress(OSError):  # the terminal may be closed
+            # print is not reentrant: it would raise if the signal interrupted another print.
+            os.write(_STDERR, _MESSAGE)
 
-    here = threading.current_thread() is threading.main_thread()  # signals reach no other
-    caught = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
-    before = {number: signal.signal(number, ask) for number in caught} if here else {}
+    previous_handlers: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():  # only this one can handle signals
+        for number in SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
+                previous_handlers[number] = signal.signal(number, request_stop)
     try:
-        yield lambda: asked
+        yield lambda: is_requested
     except RunInterrupted as interrupted:
         raise RunInterrupted(interrupted.happened, then()) from None
     except KeyboardInterrupt:
         raise RunInterrupted("stopped at once", then()) from None
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
-def _leave_terminal() -> None:
-    """Let what is still to be printed to a terminal that is gone vanish: writing there would end the run."""
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for opened in (1, 2):
-        if stat.S_ISCHR(os.fstat(opened).st_mode):
-            os.dup2(nowhere, opened)
-    os.close(nowhere)
+def _redirect_closed_terminal() -> None:
+    """Redirect output to a closed terminal into nothing: an attempt to write there ends the run."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in (1, 2):
+        if stat.S_ISCHR(os.fstat(stream).st_mode):
+            os.dup2(null, stream)
+    os.close(null)
 
 
-ConfigFile = Annotated[str, typer.Argument(help="A TOML file, or a name of 'fedclade ls configs'.")]
-RunFolder = Annotated[Path, typer.Argument(help="A run folder, as made by 'fedclade run'.")]
-Out = Annotated[Path | None, typer.Option("--out", help="Folder to make for the results; it must not exist yet.")]
+# The options.
+
+ConfigFile = Annotated[str, typer.Argument(help="TOML file, or name of a config in 'fedclade ls configs'.")]
+RunFolder = Annotated[Path, typer.Argument(help="Run folder, as written by 'fedclade run'.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results; it must not exist yet.")]
 DataDir = Annotated[
     Path | None,
     typer.Option(
         "--data-dir",
         envvar="FEDCLADE_DATA_DIR",
-        help="Folder with <dataset>/<split>.parquet as on the Hugging Face Hub; without it data comes from the Hub.",
+        help="Folder with <dataset>/<split>.parquet. Default: download from the Hugging Face Hub.",
     ),
 ]
 """The option ``--data-dir`` of a command, also set by ``FEDCLADE_DATA_DIR``; None if unset."""
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override any key of the config; may be repeated."),
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key of the config; can be repeated."),
 ]
 Rounds = Annotated[int | None, typer.Option("--rounds", help="Override the number of rounds.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 """The option ``--device`` of a command."""
 Engine = Annotated[
     str | None,
-    typer.Option("--engine", help=f"How clients are trained: {', '.join((*ENGINES, *REMOTE))}; overrides the config."),
+    typer.Option("--engine", help=f"Engine of local training: {', '.join((*ENGINES, *REMOTE))}. Overrides the config."),
 ]
 Actors = Annotated[
     int | None,
     typer.Option(
-        "--actors", min=1, help="Of --engine ray; by default one for each GPU, or each node if there is none."
+        "--actors", min=1, help="Number of actors for --engine ray. Default: one for each GPU, or else each node."
     ),
 ]
 ActorCores = Annotated[
     int | None,
-    typer.Option("--actor-cores", min=1, help="Of each actor; 1 with --actors or GPUs, all of a node without."),
+    typer.Option(
+        "--actor-cores",
+        min=1,
+        help="CPU cores of each actor. Default: 1 with --actors or GPUs, otherwise all of a node.",
+    ),
 ]
 RayAddress = Annotated[
     str | None,
-    typer.Option("--ray-address", metavar="ADDRESS", help="Of a running Ray cluster; this machine's by default."),
+    typer.Option(
+        "--ray-address", metavar="ADDRESS", help="Address of a running Ray cluster. Default: start Ray on this machine."
+    ),
 ]
 Memory = Annotated[
     str | None,
     typer.Option(
-        "--memory", metavar="SIZE", help="What training may take, such as 2GB; a quarter of what there is if left out."
+        "--memory", metavar="SIZE", help="Memory for training, such as 2GB. Default: a quarter of the available memory."
     ),
 ]
 Dashboard = Annotated[
-    bool, typer.Option("--dashboard", help="Serve the report of the run while it goes on, to this machine alone.")
+    bool,
+    typer.Option("--dashboard", help="Serve a live report during the run; only browsers on this machine can open it."),
 ]
-Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Of the dashboard; 0 for any free one.")]
+Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of the dashboard; 0 for any free port.")]
 Log = Annotated[
     list[str] | None,
     typer.Option(
         "--log",
         metavar="NAME",
-        help=f"Track every round: {', '.join(TRACKERS)}, or your own module:factory; may be repeated.",
+        help=f"Log every round: {', '.join(TRACKERS)}, or your own module:factory; can be repeated.",
     ),
 ]
 Trust = Annotated[
     bool,
     typer.Option(
         "--trust",
-        help="Import what the folder's config names by module:name, which runs that code; only for a folder whose "
-        "origin you trust.",
+        help="Import the code that the folder's config names as module:name. Use it only if you "
+        "trust the origin of the folder.",
     ),
 ]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No progress bars; only the result, or where it is.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress bars, and only the result or its folder.")]
 
 
 def overrides(override: Sequence[str] | None, **settings: int | str | None) -> list[str]:
-    """Return what ``--set`` was given, and the options that stand for a key of the config, as overrides."""
-    given = [f"{key}={value}" for key, value in settings.items() if value is not None]
-    return [*(override or []), *given]
+    """Return the overrides of ``--set``, followed by those of options that stand for a key."""
+    from_options = [f"{key}={value}" for key, value in settings.items() if value is not None]
+    return [*(override or []), *from_options]
 
 
-def actors_of(actors: int | None, cores: int | None, address: str | None) -> RayActors | None:
-    """Return the actors that were asked for; None if nothing was."""
+def collect_actors(actors: int | None, cores: int | None, address: str | None) -> RayActors | None:
+    """Return the settings of Ray actors; None if no option about actors was given."""
     if actors is None and cores is None and address is None:
         return None
     return RayActors(count=actors, cores=cores, address=address)
 
 
-def callbacks_of(log: Sequence[str] | None) -> list[Callback]:
-    """Return the callbacks that ``--log`` names, each once."""
+def build_callbacks(log: Sequence[str] | None) -> list[Callback]:
+    """Create the callbacks that ``--log`` names, each once."""
     return [build_callback(name) for name in dict.fromkeys(log or ())]
 
 
 def check_machine(device: str, memory: str | None) -> None:
-    """Find out before any data is loaded whether the device and the memory can be had."""
+    """Check the device and the memory, before any data is loaded."""
     choose_device(device)
     if memory is not None:
         memory_bytes(memory)
 
 
-def made_for(out: Path | None) -> None:
-    """Make the folder of a file that is to be written, before the work; a RunError if that cannot be."""
+def make_parent_folder(out: Path | None) -> None:
+    """Create the folder of an output file before the work begins.
+
+    Raises
+    ------
+    RunError
+        If the folder cannot be created.
+    """
     if out is None:
         return
     try:
         make_folder(out.parent)
     except OSError as error:
-        raise RunError(f"cannot make the folder {out.parent}: {error}; give another by --out") from error
+        raise RunError(f"cannot make the folder {out.parent}: {error}; choose another file with --out") from error
 
 
 def target_folder(out: Path | None, name: str, *, resume: bool = False) -> Path:
-    """Return the folder to write: the one asked for, which must be free, or the first free one under ``runs``."""
-    if resume and out is None:
-        raise ConfigError("--resume needs the folder to continue in; name it with --out")
-    if out is not None:
-        if resume and (is_finished(out) or is_unfinished(out)):
-            raise ConfigError(f"{out} is the folder of a single run, and not of several to go on with; name another")
-        return out if resume else check_free(out, take_over=True)
-    target, n = Path("runs") / name, 1
+    """Return the output folder: ``out``, which must be free, or the first free one in ``runs``.
+
+    Raises
+    ------
+    ConfigError
+        If a sweep or comparison is to be resumed without ``--out``, or in the folder of one run.
+    RunError
+        If ``out`` is not free.
+    """
+    if out is None:
+        if resume:
+            raise ConfigError("--resume needs the folder to continue in; set it with --out")
+        return _find_free_folder(name)
+    if not resume:
+        return check_free(out, take_over=True)
+    if is_finished(out) or is_unfinished(out):
+        raise ConfigError(
+            f"{out} is the folder of a single run, not of several that can be continued; choose another with --out"
+        )
+    return out
+
+
+def _find_free_folder(name: str) -> Path:
+    target = Path("runs") / name
+    n = 1
     while target.exists():
         n += 1
         target = Path("runs") / f"{name}-{n}"

@@ -1,8 +1,9 @@
-"""The commands ``run`` and ``resume``: one run, from its start or from its newest checkpoint."""
+"""Commands ``run`` and ``resume``: start a run, or continue one from its last checkpoint."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,20 @@ from fedclade.report import RunProgress, add_figures, show_run
 from fedclade.report.page import PORT, Dashboard
 from fedclade.runs import CONFIG, Callback, Run, is_finished, is_unfinished, read_run_config
 from fedclade.training import Actors
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Execution:
+    """Options of a run that do not belong to its config."""
+
+    data_dir: Path | None
+    device: str
+    actors: Actors | None
+    memory: str | None
+    callbacks: list[Callback]
+    port: int | None
+    """Port of the dashboard; None without one."""
+    quiet: bool
 
 
 def run_config(
@@ -36,24 +51,36 @@ def run_config(
     log: options.Log = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Run one config and keep everything about it in a run folder.
+    """Run one config, and store its results in a run folder.
 
     Example: fedclade run configs/cfl-mnist-label-swap.toml --data-dir DIR --seed 1 --set algorithm.eps2=0.9
     """
     path = find_config(config)
-    checked = read_config(path, options.overrides(override, seed=seed, rounds=rounds, engine=engine))
+    overrides = options.overrides(override, seed=seed, rounds=rounds, engine=engine)
+    checked = read_config(path, overrides)
     target = options.target_folder(out, f"{path.stem}-seed{checked.top.seed}")
     options.check_machine(device, memory)
-    on = options.actors_of(actors, actor_cores, ray_address)
-    callbacks, of_dashboard = options.callbacks_of(log), port if dashboard else None
-    _run_and_show(checked, target, path.stem, data_dir, device, on, memory, of_dashboard, callbacks, quiet)
+    execution = _Execution(
+        data_dir=data_dir,
+        device=device,
+        actors=options.collect_actors(actors, actor_cores, ray_address),
+        memory=memory,
+        callbacks=options.build_callbacks(log),
+        port=port if dashboard else None,
+        quiet=quiet,
+    )
+    _run_and_show(checked, target, path.stem, execution)
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run that was interrupted.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of an interrupted run.")],
     data_dir: options.DataDir = None,
-    rounds: Annotated[int | None, typer.Option("--rounds", help="Go on to more rounds than were asked for.")] = None,
-    finish: Annotated[bool, typer.Option("--finish", help="Run no further round; finish the run where it is.")] = False,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", help="Total number of rounds, if more than the run was started with.")
+    ] = None,
+    finish: Annotated[
+        bool, typer.Option("--finish", help="Train no further round; evaluate and finish the run as it is.")
+    ] = False,
     device: options.Device = "auto",
     actors: options.Actors = None,
     actor_cores: options.ActorCores = None,
@@ -65,11 +92,11 @@ def resume(
     trust: options.Trust = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Continue a run from its newest checkpoint; it ends as if it had not been interrupted.
+    """Continue a run from its last checkpoint; the results are those of an uninterrupted run.
 
-    The config is the run's own; the data is looked for as by 'fedclade run'. A finished run can be given more rounds.
-    With --finish, an interrupted run gets none: it is evaluated after the last round that was saved, and its results
-    are written, so that it can be exported, reported and compared.
+    The config is the run's own; the data is loaded as by 'fedclade run'. A finished run can be
+    given more rounds. With --finish, an interrupted run is evaluated after the last saved round and
+    its results are written, so that it can be exported, reported and compared.
 
     Example: fedclade resume runs/cfl-mnist-label-swap-seed0 --data-dir DIR
     """
@@ -77,91 +104,85 @@ def resume(
         raise RunError(f"{folder} is not a run folder: it has no {CONFIG}")
     if finish and rounds is not None:
         raise ConfigError(f"--finish adds no rounds, and --rounds {rounds} would; leave one of them out")
-    if is_finished(folder) and (done := Run.load(folder).summary["rounds"]) >= (rounds or 0):
-        say(new_console(), f"{folder} is finished after {done} rounds; there is nothing to continue")
-        return
-    if finish and "network" in read_run_config(folder):
+    if is_finished(folder):
+        done = Run.load(folder).summary["rounds"]
+        if done >= (rounds or 0):
+            message = f"{folder} is finished after {done} rounds; there is nothing to continue"
+            say(new_console(), message)
+            return
+    if "network" in read_run_config(folder):
+        if not finish:
+            raise RunError(
+                f"{folder} is the run of a network, which only its clients can continue: start its "
+                "ServerApp again with the same run config, and it continues after the last checkpoint"
+            )
         with reading_folder(trust=trust):
             _finish_and_show(folder, quiet)
         return
-    if "network" in read_run_config(folder):
-        raise RunError(
-            f"{folder} is the run of a network, which only its clients can continue: start its ServerApp again with "
-            "the same run config, and it goes on after the last checkpoint"
-        )
-    callbacks = options.callbacks_of(log)  # the user names these, and not the folder
+    # The user names the callbacks, not the folder: their code may be imported without --trust.
+    callbacks = options.build_callbacks(log)
     with reading_folder(trust=trust):
-        try:
-            config = read_config(folder / CONFIG, options.overrides(None, rounds=rounds))
-        except UntrustedNameError:
-            raise
-        except ConfigError as error:
-            raise ConfigError(f"{error}\na run begun by fedclade.simulate is continued by the same call") from error
+        config = _read_config_of_folder(folder, rounds)
         options.check_machine(device, memory)
-        on = options.actors_of(actors, actor_cores, ray_address)
-        of_dashboard = port if dashboard else None
-        _run_and_show(
-            config,
-            folder,
-            folder.name,
+        execution = _Execution(
             data_dir=data_dir,
             device=device,
-            actors=on,
+            actors=options.collect_actors(actors, actor_cores, ray_address),
             memory=memory,
-            port=of_dashboard,
             callbacks=callbacks,
+            port=port if dashboard else None,
             quiet=quiet,
-            finish=finish,
         )
+        _run_and_show(config, folder, folder.name, execution, finish=finish)
+
+
+def _read_config_of_folder(folder: Path, rounds: int | None) -> Config:
+    """Read a run's config, with another number of rounds if given."""
+    try:
+        return read_config(folder / CONFIG, options.overrides(None, rounds=rounds))
+    except UntrustedNameError:
+        raise
+    except ConfigError as error:
+        raise ConfigError(f"{error}\na run begun by fedclade.simulate is continued by the same call") from error
 
 
 def _finish_and_show(folder: Path, quiet: bool) -> None:
-    """Finish the run of a network on its server, without clients; print what came out."""
-    from fedclade.flower import finish_run  # an extra
+    """Finish the run of a network on its server, without clients, and print the results."""
+    from fedclade.flower import finish_run  # an optional dependency
 
-    run, console = finish_run(folder), new_console()
+    run = finish_run(folder)
+    console = new_console()
     add_figures(run, folder, console)
     if not quiet:
         show_run(run, console)
     say(console, f"run folder: {folder}")
 
 
-def _run_and_show(
-    config: Config,
-    folder: Path,
-    name: str,
-    data_dir: Path | None,
-    device: str,
-    actors: Actors | None,
-    memory: str | None,
-    port: int | None,
-    callbacks: list[Callback],
-    quiet: bool,
-    *,
-    finish: bool = False,
-) -> None:
-    """Run a config in a folder, from where it stands, with a dashboard if it has a port; print what came out."""
+def _run_and_show(config: Config, folder: Path, name: str, execution: _Execution, *, finish: bool = False) -> None:
+    """Run a config in a folder, from its last checkpoint if there is one, and print the results."""
 
-    def then() -> str:
+    def advise_after_interrupt() -> str:
         if not folder.exists():
             return "nothing was kept"
         trust = " --trust" if has_imported_names() else ""
         return f"continue with: fedclade resume {folder}{trust}"
 
-    console, rounds = new_console(), config.top.rounds
-    progress = RunProgress(console, quiet=quiet)
+    console = new_console()
+    rounds = config.top.rounds
+    callbacks = list(execution.callbacks)
+    progress = RunProgress(console, quiet=execution.quiet)
     with ExitStack() as stack:
         stack.enter_context(progress.shown())
-        stop = stack.enter_context(interruptible(then))
-        dashboard = None if port is None else stack.enter_context(Dashboard(name, rounds, folder, port))
-        if dashboard is not None:
+        stop = stack.enter_context(interruptible(advise_after_interrupt))
+        if execution.port is not None:
+            dashboard = stack.enter_context(Dashboard(name, rounds, folder, execution.port))
             say(console, f"dashboard: {dashboard.url}")
             callbacks.append(dashboard)
         run = config.run(
-            config.federation(data_dir),
-            device=device,
-            actors=actors,
-            memory=memory,
+            config.federation(execution.data_dir),
+            device=execution.device,
+            actors=execution.actors,
+            memory=execution.memory,
             callbacks=callbacks,
             on_round=progress.start(name, rounds),
             folder=folder,
@@ -169,8 +190,8 @@ def _run_and_show(
             finish=finish,
         )
     add_figures(run, folder, console)
-    if not quiet:
+    if not execution.quiet:
         show_run(run, console)
     say(console, f"run folder: {folder}")
-    if not quiet:
-        say(console, f"look at it with: fedclade report {folder} --open")
+    if not execution.quiet:
+        say(console, f"open its report with: fedclade report {folder} --open")

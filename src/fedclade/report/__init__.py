@@ -1,7 +1,8 @@
-"""What a run and a comparison look like: tables for the terminal, Markdown, CSV and JSON, and figures.
+"""Reports of runs and comparisons: tables for the terminal, Markdown, CSV, JSON and figures.
 
-Nothing here needs matplotlib until a figure is drawn. The page, a subpackage of its own, needs jinja2 and plotly. The
-command line and the network import it; it imports runs, and the rooms below.
+Only drawing a figure needs matplotlib. The subpackage :mod:`fedclade.report.page`, which writes
+HTML pages, needs jinja2 and plotly. The command line and the network import this package; it
+imports runs, and the packages below.
 """
 
 from fedclade.report import style
@@ -27,8 +28,8 @@ from fedclade.report.tables import (
     newcomer_table,
     run_table,
     show_run,
+    tolerate_missing_figures,
     tree_view,
-    without_figures_if_need_be,
 )
 
 __all__ = [
@@ -66,6 +67,6 @@ __all__ = [
     "significant",
     "similarity_figure",
     "style",
+    "tolerate_missing_figures",
     "tree_view",
-    "without_figures_if_need_be",
 ]

@@ -1,8 +1,9 @@
-"""BibTeX entries for what people use."""
+"""BibTeX entries of algorithms, data sets, models and more."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.metadata import EntryPoint
 from importlib.resources import files
 from textwrap import dedent
 
@@ -28,13 +29,13 @@ CITATIONS: Mapping[str, Sequence[str]] = {
     "cnn": ("briggs2020flhc",),
     "cifar_cnn": ("sattler2021cfl",),
 }
-"""Keys in ``citations.bib`` of data sets, partitions, shifts and models, by name; methods' records have theirs."""
+"""Keys in ``citations.bib`` of data sets, partitions, shifts and models by name; a method's record has its own."""
 
 
 def cite_name(name: str) -> str:
     """Return the BibTeX of an algorithm, data set, partition, shift or model.
 
-    A method's record names its citations. Anything else that is not fedclade's own, from an installed package or by
+    A method's record names its citations. Anything else from an installed package, or by
     ``module:name``, has an attribute ``citation``.
 
     Raises
@@ -43,39 +44,50 @@ def cite_name(name: str) -> str:
         If there is no entry of that name.
     """
     if name in CITATIONS:
-        return _bibtex(CITATIONS[name])
+        return _read_entries(CITATIONS[name])
     if name in ALGORITHMS:
         return _cite_method(ALGORITHMS[name])
-    kinds = [kind for kind in KINDS if kind != "commands"]  # which no result depends on
-    added = {name: point for kind in kinds for name, point in installed(kind).items()}
-    if name not in added and ":" not in name:
-        citable = (method.name for method in METHODS if method.citations)
-        raise ConfigError(unknown("name to cite", name, {*CITATIONS, *citable, *added}))
-    found = loaded(added[name], "what to cite,") if name in added else imported(name, "what to cite,")
-    if isinstance(found, Method):
-        return _cite_method(found)
-    citation = getattr(found, "citation", None)
+    cited = _load_cited(name)
+    if isinstance(cited, Method):
+        return _cite_method(cited)
+    citation = getattr(cited, "citation", None)
     if not isinstance(citation, str) or not citation:
-        raise ConfigError(f"{name} does not say how to cite it: it has no citation, which would be BibTeX")
+        raise ConfigError(f"{name} has no citation; it should be a string with BibTeX")
     return dedent(citation).strip()
+
+
+def _load_cited(name: str) -> object:
+    """Return an installed package's entry, or the object of ``module:name``."""
+    entry_points: dict[str, EntryPoint] = {}
+    for kind in KINDS:
+        if kind != "commands":  # No result depends on a command.
+            entry_points.update(installed(kind))
+    if name in entry_points:
+        return loaded(entry_points[name], "what to cite,")
+    if ":" in name:
+        return imported(name, "what to cite,")
+    methods = {method.name for method in METHODS if method.citations}
+    raise ConfigError(unknown("name to cite", name, {*CITATIONS, *methods, *entry_points}))
 
 
 def _cite_method(method: Method) -> str:
     """Return the BibTeX of the citations of a method's record."""
     if not method.citations:
         raise ConfigError(f"{method.name} does not say how to cite it: its record has no citations")
-    return _bibtex(method.citations)
+    return _read_entries(method.citations)
 
 
-def _bibtex(citations: Sequence[str]) -> str:
+def _read_entries(citations: Sequence[str]) -> str:
     """Return the BibTeX of citations: entries, or keys in ``citations.bib``."""
-    entries = _own_entries()
-    if unknown_keys := [each for each in citations if "@" not in each and each not in entries]:
-        raise ConfigError(unknown("key of fedclade's citations", unknown_keys[0], entries) + "; or give BibTeX")
-    return "\n\n".join(entries.get(each) or dedent(each).strip() for each in citations)
+    entries = _read_bibliography()
+    for citation in citations:
+        is_entry = "@" in citation
+        if not is_entry and citation not in entries:
+            raise ConfigError(unknown("key of fedclade's citations", citation, entries) + "; or give BibTeX")
+    return "\n\n".join(entries.get(citation) or dedent(citation).strip() for citation in citations)
 
 
-def _own_entries() -> Mapping[str, str]:
+def _read_bibliography() -> Mapping[str, str]:
     """Return the entries of ``citations.bib`` by their keys."""
     text = files("fedclade.report").joinpath("citations.bib").read_text(encoding="utf-8")
     return {entry.split("{")[1].split(",")[0]: entry for entry in text.strip().split("\n\n")}

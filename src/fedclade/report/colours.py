@@ -1,4 +1,4 @@
-"""Colours by name: a picture says ``@ink``, and a page shows what that is by day or by night; files are by day."""
+"""Colours by name, such as ``@ink``: pages have light and dark ones, files the light ones."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ NIGHT: Mapping[str, str] = {
 """Colours on a dark page."""
 
 CONTRAST = 4.0
-"""What the lines of clusters have against a dark ground; WCAG 2.2, criterion 1.4.11, asks for 3."""
+"""Contrast of the lines of clusters on a dark page; WCAG 2.2, criterion 1.4.11, requires 3."""
 
 
 def palette(*, night: bool) -> dict[str, str]:
-    """Return all colours of the page by name, with those of clusters ``c0 ...`` and of true clusters ``t0 ...``."""
+    """Return all colours by name, with those of clusters, ``c0``, and of true clusters, ``t0``."""
     base = NIGHT if night else DAY
-    clusters = [lightened(colour, base["panel"]) if night else colour for colour in style.CLUSTERS]
-    return {
-        **base,
-        **{f"c{i}": colour for i, colour in enumerate(clusters)},
-        **{f"t{i}": colour for i, colour in enumerate(style.TRUTH)},
-    }
+    colours = dict(base)
+    for i, colour in enumerate(style.CLUSTERS):
+        colours[f"c{i}"] = lightened(colour, base["panel"]) if night else colour
+    for i, colour in enumerate(style.TRUTH):
+        colours[f"t{i}"] = colour
+    return colours
 
 
 def lightened(colour: str, ground: str) -> str:
-    """Return a colour, mixed with white until it stands out from a dark ground.
+    """Mix a colour with white until it has enough contrast to a dark ground.
 
     >>> lightened("#332288", "#1B1F23"), lightened("#E0A800", "#1B1F23")
     ('#857AB8', '#E0A800')
@@ -88,16 +88,22 @@ def truth_colour(cluster: int) -> str:
 
 
 def series(labels: Sequence[str]) -> list[LegendEntry]:
-    """Return a colour for each of some names; from the sixth on, dashes help to tell them apart, others from each."""
-    n, shapes = len(style.CLUSTERS), [*DASHES]
-    return [LegendEntry(f"@c{i % n}", label, shapes[2 * i // n % len(shapes)]) for i, label in enumerate(labels)]
+    """Return a legend entry for each label, with colours and, from the sixth on, dashed lines."""
+    n_colours = len(style.CLUSTERS)
+    shapes = list(DASHES)
+    entries: list[LegendEntry] = []
+    for i, label in enumerate(labels):
+        shape = shapes[2 * i // n_colours % len(shapes)]
+        entries.append(LegendEntry(f"@c{i % n_colours}", label, shape))
+    return entries
 
 
 @dataclass(frozen=True)
 class ClusterColours:
-    """The colour of every cluster of a run, the same in all of its pictures.
+    """Colours of a run's clusters, the same in all pictures.
 
-    Current clusters have colours as long as there are enough; those that were split are grey, the root the darkest.
+    Current clusters have colours of their own if there are enough. Split clusters are grey, the
+    root is the darkest.
     """
 
     run: Run
@@ -120,10 +126,12 @@ class ClusterColours:
         """Return the colour of a node."""
         if node in self._entries:
             return self._entries[node].colour
-        return "@accent" if node in self.leaves else "@ink" if node == 0 else "@muted"
+        if node in self.leaves:
+            return "@accent"
+        return "@ink" if node == 0 else "@muted"
 
     def dash(self, node: int) -> Dash:
-        """Return how the lines of a node are broken."""
+        """Return the dashes of a node's lines."""
         return self._entries[node].dash if node in self._entries else "solid"
 
     def current(self, shape: str = "") -> list[LegendEntry]:
@@ -137,12 +145,13 @@ class ClusterColours:
         ]
 
     def legend(self) -> list[LegendEntry]:
-        """Return the legend of lines, those of clusters that were split among them."""
-        entries, nodes = self.current(), self.run.tree.nodes
+        """Return the legend of lines, with those of split clusters."""
+        entries = self.current()
+        nodes = self.run.tree.nodes
         if nodes[0].split_in:
             entries.append(LegendEntry("@ink", "root, until its split"))
         elif nodes[0].split_in == 0 and any(row["cluster"] == 0 for row in self.run.client_rows):
-            entries.append(LegendEntry("@ink", "root, of clients in no cluster yet"))
+            entries.append(LegendEntry("@ink", "root, for clients in no cluster yet"))
         if any(node.split_in for node in nodes[1:]):
             entries.append(LegendEntry("@muted", "other clusters, until their split"))
         return entries

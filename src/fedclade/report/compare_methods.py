@@ -1,4 +1,4 @@
-"""Several methods over one federation, each with several seeds: ``fedclade compare`` for Python."""
+"""Comparison of methods on one federation with several seeds: ``fedclade compare`` for Python."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from fedclade.report.progress import progress_bars
 from fedclade.runs import Maker, OnRound, Run, RunOptions, RunSettings, settings_from, simulate
 
 Method: TypeAlias = Algorithm | str | Config
-"""An algorithm, its name, or a config, which has a model and settings of its own."""
+"""An algorithm, its name, or a config with its own model and settings."""
 
 Clients: TypeAlias = Federation | Callable[[int], Federation]
-"""The clients' data, or a function that makes it from the seed."""
+"""The clients' data, or a function that returns it for a seed."""
 
 
 @checked()
@@ -40,116 +40,142 @@ def compare(
     progress: bool | None = None,
     **options: Unpack[RunOptions],
 ) -> Comparison:
-    """Run methods over one federation, each with the same seeds, and put them side by side.
+    """Run methods on one federation, each with the same seeds, and compare them.
 
     Parameters
     ----------
     methods
-        Algorithms, or their names, by what to call them, such as ``{"fedavg": "fedavg", "cfl": CFL(eps2=0.8)}``; or
-        names alone; or configs, as ``fedclade.config.read_config`` reads them, each with its own model and settings.
+        Algorithms or their names, by labels, such as ``{"fedavg": "fedavg", "cfl": CFL()}``; or a
+        list of names; or configs, as ``fedclade.config.read_config`` returns them, each with
+        its own model and settings.
     model, settings, engine
-        As for :func:`fedclade.simulate`; left out for configs.
+        As in :func:`fedclade.simulate`; not allowed with configs.
     federation
-        The clients' data, or a function that makes it from the seed. Configs without one load their own.
+        The clients' data, or a function that returns it for a seed. Configs load their own data if
+        it is not given.
     seeds
-        How many, from 0 on, or which.
+        Number of seeds, counted from 0, or a list of seeds.
     name
-        Of what they are compared on; it goes into the title.
+        Name of the data, for the title.
     device
-        As for :func:`fedclade.simulate`.
+        As in :func:`fedclade.simulate`.
     folder
-        Where to keep the runs, in ``METHOD/seed-N``. The same call goes on where an earlier one was stopped, and reads
-        what that had finished.
+        Folder in which the runs are stored, as ``METHOD/seed-N``. The same call continues an
+        interrupted comparison, and reads finished runs.
     progress
-        As for :func:`fedclade.simulate`, with a bar for each method.
+        As in :func:`fedclade.simulate`, with a bar for each method.
     **options
-        Single fields of :class:`RunSettings <fedclade.RunSettings>`, such as ``rounds=40``; left out for configs.
+        Single fields of :class:`RunSettings <fedclade.RunSettings>`, such as ``rounds=40``; not
+        allowed with configs.
 
     Returns
     -------
     Comparison
-        Which a notebook shows; ``.plot()``, ``.frame()``, ``.save(folder)``, and the runs by name in ``.runs``.
+        Comparison with ``.plot()``, ``.frame()`` and ``.save(folder)``, and with the runs by label
+        in ``.runs``. Notebooks show it as a table.
 
     Raises
     ------
     ConfigError
-        If there is no method or no seed, a seed is given twice, a method is called what no folder in ``folder`` can be,
-        a model or a federation is missing, or is given beside configs; and what :func:`fedclade.simulate` raises.
+        If there is no method or no seed, a seed is repeated, a label cannot be the name of a
+        folder, a model or a federation is missing, or a model is given with configs; also whatever
+        :func:`fedclade.simulate` raises.
     """
-    given = _named([methods] if isinstance(methods, str) else methods)
+    by_label = _label_methods([methods] if isinstance(methods, str) else methods)
     numbers = range(seeds) if isinstance(seeds, int) else seeds
+    are_valid = bool(numbers) and all(seed >= 0 for seed in numbers)
+    are_distinct = len(set(numbers)) == len(numbers)
+    distinct = "different numbers, or a run would count more than once"
     require(
-        ("methods", given, bool(given), "at least 1"),
-        ("seeds", seeds, bool(numbers) and all(seed >= 0 for seed in numbers), "at least 1, none below 0"),
-        ("seeds", seeds, len(set(numbers)) == len(numbers), "different numbers, or a run would count more than once"),
-        ("seed", options.get("seed"), "seed" not in options, "left out: seeds says which"),
+        ("methods", by_label, bool(by_label), "at least 1"),
+        ("seeds", seeds, are_valid, "at least 1, none below 0"),
+        ("seeds", seeds, are_distinct, distinct),
+        ("seed", options.get("seed"), "seed" not in options, "left out: use seeds"),
     )
     if folder is not None:
-        check_labels(given)
-    _check(given, model, federation, given_settings=settings is not None or bool(options))
+        check_labels(by_label)
+    has_settings = settings is not None or bool(options)
+    _check_methods(by_label, model, federation, has_settings=has_settings)
     settings = settings_from(settings, options)
 
-    def one(method: Method, seed: int, **common: Any) -> Run:
+    def run_method(method: Method, seed: int, **common: Any) -> Run:
         data = federation(seed) if callable(federation) else federation
         if isinstance(method, Config):
             config = replace(method, top=replace(method.top, seed=seed))
             return config.run(config.federation() if data is None else data, **common)
-        assert model is not None  # as has been checked
+        assert model is not None  # checked above
         assert data is not None
-        return simulate(method, model, data, replace(settings, seed=seed), engine=engine, **common)
+        seeded = replace(settings, seed=seed)
+        return simulate(method, model, data, seeded, engine=engine, **common)
 
-    runs: dict[str, list[Run]] = {label: [] for label in given}
+    runs: dict[str, list[Run]] = {label: [] for label in by_label}
+    is_shown = at_prompt() if progress is None else progress
     with ExitStack() as stack:
-        bars = progress_bars() if (at_prompt() if progress is None else progress) else None
+        bars = progress_bars() if is_shown else None
         if bars is not None:
             stack.enter_context(bars.shown())
-        for label, method in given.items():
+        for label, method in by_label.items():
             rounds = method.top.rounds if isinstance(method, Config) else settings.rounds
-            show = None if bars is None else bars.start(label, rounds * len(numbers))
+            on_round = None if bars is None else bars.start(label, rounds * len(numbers))
             for i, seed in enumerate(numbers):
-                on_round = None if show is None else _going_on(show, i * rounds)
-                place = None if folder is None else Path(folder) / label / f"seed-{seed}"
-                runs[label].append(one(method, seed, device=device, on_round=on_round, folder=place, progress=False))
+                run = run_method(
+                    method,
+                    seed,
+                    device=device,
+                    on_round=None if on_round is None else _shift_rounds(on_round, i * rounds),
+                    folder=None if folder is None else Path(folder) / label / f"seed-{seed}",
+                    progress=False,
+                )
+                runs[label].append(run)
     return Comparison(runs, name)
 
 
-def _named(methods: Mapping[str, Method] | Iterable[str]) -> dict[str, Method]:
-    """Return methods by what to call them; a ConfigError if a list has other things than names, or one twice."""
-    named: dict[str, Method] = {}
+def _label_methods(methods: Mapping[str, Method] | Iterable[str]) -> dict[str, Method]:
+    """Return methods by label; names of algorithms are their own labels.
+
+    Raises
+    ------
+    ConfigError
+        If a list contains anything but names, or one twice, or a label or a method is invalid.
+    """
+    by_label: dict[str, Method] = {}
     if isinstance(methods, Mapping):
-        named.update(methods)
+        by_label.update(methods)
     else:
         names = list(methods)
         for name in names:
-            if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  (it is given by users)
-                raise ConfigError(
-                    f"methods should be names, or a table of algorithms by what to call them, got {shown(name)}"
-                )
-            if names.count(name) > 1:
-                raise ConfigError(f"each method can be compared once, got {shown(name)} more than once")
-        named.update((name, name) for name in names)
-    for label, method in named.items():
+            _check_name(name, names)
+            by_label[name] = name
+    for label, method in by_label.items():
+        # Users may pass anything, whatever the annotations say.
         if not isinstance(label, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"what to call a method should be a string, got {shown(label)}")
+            raise ConfigError(f"the label of a method should be a string, got {shown(label)}")
         if not isinstance(method, Algorithm | str | Config):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(
                 f"methods[{shown(label)}] should be an algorithm, its name or a config, got {shown(method)}"
             )
-    return named
+    return by_label
 
 
-def _going_on(show: OnRound, before: int) -> OnRound:
-    """Return what shows a round of a run after so many rounds of others, on one bar."""
-    return lambda row, tree: show({**row, "round": before + row["round"]}, tree)
+def _check_name(name: object, names: Sequence[object]) -> None:
+    if not isinstance(name, str):
+        raise ConfigError(f"methods should be names, or a table of algorithms by their labels, got {shown(name)}")
+    if names.count(name) > 1:
+        raise ConfigError(f"each method can be compared once, got {shown(name)} more than once")
 
 
-def _check(methods: Mapping[str, Method], model: object, federation: object, *, given_settings: bool) -> None:
-    """Check that configs stand alone, and that algorithms have what they need."""
+def _shift_rounds(on_round: OnRound, offset: int) -> OnRound:
+    """Return a callback for a run whose rounds follow ``offset`` rounds of others on one bar."""
+    return lambda row, tree: on_round({**row, "round": offset + row["round"]}, tree)
+
+
+def _check_methods(methods: Mapping[str, Method], model: object, federation: object, *, has_settings: bool) -> None:
+    """Check that configs have no further settings, and that algorithms have a model and data."""
     configs = [label for label, method in methods.items() if isinstance(method, Config)]
     if configs and len(configs) < len(methods):
         raise ConfigError(f"methods should be configs or algorithms, got both: {configs[0]!r} is a config")
-    if configs and (model is not None or given_settings):
+    if configs and (model is not None or has_settings):
         raise ConfigError(f"the config {configs[0]!r} has a model and settings of its own; leave these out")
     if not configs and (model is None or federation is None):
         missing = "model" if model is None else "federation"
-        raise ConfigError(f"compare needs a {missing} beside algorithms, as fedclade.simulate does; got None")
+        raise ConfigError(f"compare needs a {missing} for algorithms, as fedclade.simulate does; got None")

@@ -1,4 +1,4 @@
-"""Several configurations, each run with several seeds, side by side."""
+"""Comparison of several configurations, each run with several seeds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
@@ -30,7 +29,7 @@ from fedclade.report.estimates import (
 from fedclade.report.formats import count
 from fedclade.report.plots import comparison_plot
 from fedclade.report.score import Score, Scored, compared_by, in_common
-from fedclade.report.tables import new_table
+from fedclade.report.tables import new_table, wrap_heading
 from fedclade.runs import Run, data_frame
 from fedclade.tasks import gap_closed
 
@@ -39,26 +38,30 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from plotly.graph_objects import Figure as PlotlyFigure
 
+HEADING_WIDTH = 9
+"""Headings are broken at spaces beyond this number of characters."""
+
 
 @checked()
 @dataclass(frozen=True, eq=False)
 class Comparison(ComparisonFiles):
-    """Configurations side by side, with 95 % intervals over seeds.
+    """Configurations in a table, with 95 % intervals over seeds.
 
-    The gap closed of a run is measured between the FedAvg and the oracle run with the same seed, data and model: those
-    of the first configurations that have them. Where either is missing, or the oracle is no better, there is no gap.
+    The gap closed of a run is measured between the FedAvg and the oracle run with the same seed,
+    data and model, those of the first configurations that have them. If one of them is missing, or
+    the oracle is not better, there is no gap.
 
     Parameters
     ----------
     runs
-        By the configuration's name: its runs, one for each seed.
+        Runs of each configuration, by its name; one for each seed.
     name
-        Of what they are compared on, such as a scenario's; it goes into the title.
+        Name of the data or the scenario, for the title.
 
     Raises
     ------
     ConfigError
-        If there is nothing to compare, or a configuration has no runs, or several with one seed.
+        If there is no configuration, or one has no runs, or several with the same seed.
     """
 
     runs: Mapping[str, Sequence[Run]]
@@ -74,18 +77,24 @@ class Comparison(ComparisonFiles):
 
     @cached_property
     def scores(self) -> tuple[Score, ...]:
-        """The metrics of the runs; the first counts, which all runs have if there is one that all have."""
+        """Metrics of the runs; the first, main one is one that all runs have, if possible."""
         return compared_by(self._summaries)
 
     @cached_property
     def rows(self) -> tuple[ComparisonRow, ...]:
         """One row for each configuration, in the order given."""
-        return tuple(self._row(label, [run.summary for run in runs]) for label, runs in self.runs.items())
+        rows: list[ComparisonRow] = []
+        for label, runs in self.runs.items():
+            rows.append(self._row(label, [run.summary for run in runs]))
+        return tuple(rows)
 
     @property
     def columns(self) -> Mapping[str, Sequence[str]]:
-        """The comparison for people: the cells of each column, by its name."""
-        return {name: [cell(row) for row in self.rows] for name, cell in self._columns.items()}
+        """Cells of each column, by its heading."""
+        return {name: self._write_cells(write) for name, write in self._columns.items()}
+
+    def _write_cells(self, write: Callable[[ComparisonRow], str]) -> list[str]:
+        return [write(row) for row in self.rows]
 
     def frame(self) -> DataFrame:
         """Return the numbers of :meth:`csv` as a pandas data frame.
@@ -98,7 +107,7 @@ class Comparison(ComparisonFiles):
         return data_frame([self._as_csv(row) for row in self.rows], "Comparison.frame")
 
     def plot(self) -> PlotlyFigure:
-        """Return the means with their intervals as a Plotly figure, and every run as a small dot.
+        """Return a Plotly figure of the means with their intervals, and every run as a small dot.
 
         Raises
         ------
@@ -119,53 +128,65 @@ class Comparison(ComparisonFiles):
         Parameters
         ----------
         width
-            Columns of the terminal; what does not fit is left out, the least important first.
+            Columns of the terminal. Columns of the table that do not fit are left out, the least
+            important first.
         """
-        title, columns = self.title, dict(self._columns)
-        if len(numbers := {len(row.seeds) for row in self.rows}) == 1:  # said once, to leave room for the rest
-            title += f", {count(numbers.pop(), 'seed')} each"
+        title = self.title
+        columns = dict(self._columns)
+        numbers_of_seeds = {len(row.seeds) for row in self.rows}
+        if len(numbers_of_seeds) == 1:  # in the title it leaves room for other columns
+            title += f", {count(numbers_of_seeds.pop(), 'seed')} each"
             del columns["seeds"]
-        suffix = _common_suffix([row.label for row in self.rows])
-        title += f", {suffix.removeprefix('-')}" if suffix else ""
+        suffix = _find_common_suffix([row.label for row in self.rows])
+        if suffix:
+            title += f", {suffix.removeprefix('-')}"
         columns["config"] = lambda row: row.label.removesuffix(suffix)
-        cells = {
-            fill(name, 9, break_long_words=False): [escape(cell(row)) for row in self.rows]
-            for name, cell in columns.items()
-        }
+        cells: dict[str, list[str]] = {}
+        for name, write in columns.items():
+            heading = wrap_heading(name, HEADING_WIDTH)
+            cells[heading] = [escape(cell) for cell in self._write_cells(write)]
         for name in DISPENSABLE:
-            if width is not None and _width(cells) > width:
-                cells.pop(fill(name, 9), None)
+            if width is not None and _measure_width(cells) > width:
+                cells.pop(wrap_heading(name, HEADING_WIDTH), None)
         table = new_table(title, caption=escape(self.note), collapse_padding=True)
         for name in cells:
+            side = "left" if name in WORDS else "right"
             # A number must not be broken, and a name only if it is very long.
-            table.add_column(name, justify="left" if name in WORDS else "right", no_wrap=True, overflow="fold")
+            table.add_column(name, justify=side, no_wrap=True, overflow="fold")
         for row, line in zip(self.rows, zip(*cells.values(), strict=True), strict=True):
             table.add_row(*line, style="dim" if row.algorithm in BASELINES else None)
         return table
 
     def markdown(self) -> str:
         """Return the comparison as a Markdown table with a title and a note."""
-        rows = ([cell(row) for cell in self._columns.values()] for row in self.rows)
-        return f"**{self.title}**\n\n{markdown_table(list(self._columns), rows, WORDS)}\n\n{self.note}\n"
+        columns = self.columns
+        rows = list(zip(*columns.values(), strict=True))
+        table = markdown_table(list(columns), rows, WORDS)
+        return f"**{self.title}**\n\n{table}\n\n{self.note}\n"
 
     def csv(self) -> str:
-        """Return the means as CSV, one line for each configuration; for metrics also half the width of the interval.
+        """Return the means as CSV, one line for each configuration.
 
-        Shares are in [0, 1]; what there is no number for is left empty.
+        Metrics also have half the width of the interval. Shares are in [0, 1]; missing numbers are
+        empty.
         """
         return csv_table([self._as_csv(row) for row in self.rows])
 
     def _as_csv(self, row: ComparisonRow) -> dict[str, Any]:
-        means = {name: None if each is None else each.mean for name, each in row.estimates.items()}
-        widths = {f"{name}_half_width": None if s is None else s.half_width for name, s in row.scores.items()}
-        reached = 0 if row.rounds_to_target is None else len(row.rounds_to_target.values)
-        return {**row.words, "seeds": len(row.seeds), **means, **widths, "runs_at_target": reached, **row.counts}
+        entries: dict[str, Any] = {**row.words, "seeds": len(row.seeds)}
+        for name, estimate in row.estimates.items():
+            entries[name] = None if estimate is None else estimate.mean
+        for name, estimate in row.scores.items():
+            entries[f"{name}_half_width"] = None if estimate is None else estimate.half_width
+        reached = row.rounds_to_target
+        entries["runs_at_target"] = 0 if reached is None else len(reached.values)
+        return entries | row.counts
 
     def json(self) -> str:
-        """Return the comparison as JSON: for each number its mean, half the width of its interval, and its values."""
+        """Return the mean, half the width of the interval and the values of each number as JSON."""
         rows: list[dict[str, Any]] = []
         for row in self.rows:
-            estimates = {name: _as_json(each) for name, each in row.estimates.items()}
+            estimates = {name: _as_json(estimate) for name, estimate in row.estimates.items()}
             rows.append({**row.words, "seeds": list(row.seeds), **estimates, **row.counts})
         return json.dumps({"rows": rows}, indent=2) + "\n"
 
@@ -181,85 +202,103 @@ class Comparison(ComparisonFiles):
 
     @property
     def _summaries(self) -> list[Mapping[str, Any]]:
-        return [run.summary for runs in self.runs.values() for run in runs]
+        summaries: list[Mapping[str, Any]] = []
+        for runs in self.runs.values():
+            summaries += [run.summary for run in runs]
+        return summaries
 
     @cached_property
     def _baselines(self) -> dict[tuple[Any, ...], Mapping[str, Any]]:
-        """The summaries of the FedAvg and oracle runs, by algorithm and what a run must share with them."""
-        found: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+        """Summary of the first run of each algorithm with a seed, data and model."""
+        baselines: dict[tuple[Any, ...], Mapping[str, Any]] = {}
         for summary in self._summaries:
-            found.setdefault((summary["algorithm"], *_setting(summary)), summary)
-        return found
+            baselines.setdefault((summary["algorithm"], *_setting(summary)), summary)
+        return baselines
 
     def _gap_closed(self, summary: Mapping[str, Any]) -> float | None:
-        fedavg, oracle = (self._baselines.get((name, *_setting(summary))) for name in ("fedavg", "oracle"))
+        """Return (method - FedAvg) / (oracle - FedAvg) of a run; None if one of them is missing."""
+        fedavg = self._baselines.get(("fedavg", *_setting(summary)))
+        oracle = self._baselines.get(("oracle", *_setting(summary)))
         if fedavg is None or oracle is None:
             return None
         score = self.scores[0]
         if not score.is_of(summary, fedavg, oracle):
             return None
-        means = [score.mean(s) for s in (summary, fedavg, oracle)]
+        means = [score.mean(entry) for entry in (summary, fedavg, oracle)]
         known = [score.sign * mean for mean in means if mean is not None]
         return gap_closed(*known) if len(known) == len(means) else None
 
     def _row(self, label: str, summaries: Sequence[Mapping[str, Any]]) -> ComparisonRow:
+        """Return the row of a configuration from the summaries of its runs."""
+        main = self.scores[0]
+        with_main = [summary for summary in summaries if main.is_of(summary)]
+        scores: dict[str, Estimate | None] = {}
+        scored: dict[str, Scored] = {}
+        for score in self.scores:
+            with_score = [summary for summary in summaries if score.is_of(summary)]
+            scores[score.name] = Estimate.of(score.mean(summary) for summary in with_score)
+            clients = [score.clients(summary) for summary in with_score]
+            scored[score.name] = sum(clients, start=Scored())
+        numbers: dict[str, Estimate | None] = {}
+        for name, read in NUMBERS.items():
+            numbers[name] = Estimate.of(read(summary) for summary in summaries)
         return ComparisonRow(
             label=label,
-            algorithm=_joined(s["algorithm"] for s in summaries),
-            data=_joined(s["data"] for s in summaries),
-            seeds=tuple(s["seed"] for s in summaries),
-            scores={
-                score.name: Estimate.of(score.mean(s) for s in summaries if score.is_of(s)) for score in self.scores
-            },
-            worst10=Estimate.of(self.scores[0].worst_tenth(s) for s in summaries if self.scores[0].is_of(s)),
-            honest=Estimate.of(self.scores[0].of_honest(s) for s in summaries),
-            chosen=Estimate.of(self.scores[0].of_chosen(s) for s in summaries),
-            gap_closed=Estimate.of(self._gap_closed(s) for s in summaries),
-            **{name: Estimate.of(get(s) for s in summaries) for name, get in NUMBERS.items()},
-            scored={score.name: _scored(score, summaries) for score in self.scores},
+            algorithm=_join_distinct(summary["algorithm"] for summary in summaries),
+            data=_join_distinct(summary["data"] for summary in summaries),
+            seeds=tuple(summary["seed"] for summary in summaries),
+            scores=scores,
+            worst10=Estimate.of(main.worst_tenth(summary) for summary in with_main),
+            honest=Estimate.of(main.of_honest(summary) for summary in summaries),
+            chosen=Estimate.of(main.of_chosen(summary) for summary in summaries),
+            gap_closed=Estimate.of(self._gap_closed(summary) for summary in summaries),
+            **numbers,
+            scored=scored,
         )
 
     @cached_property
     def _columns(self) -> dict[str, Callable[[ComparisonRow], str]]:
-        """The columns for people: those that every comparison has, and those that this one needs."""
-        superfluous = {
-            "algorithm": all(row.label.startswith(row.algorithm) for row in self.rows),
-            "data": len({row.data for row in self.rows}) == 1,
-            chosen_heading(self.scores[0]): all(row.chosen is None for row in self.rows),
-            honest_heading(self.scores[0]): all(row.honest is None for row in self.rows),
-            "backdoor": all(row.attack_success is None for row in self.rows),
-            "rounds to target": all(row.rounds_to_target is None for row in self.rows),
-            "traffic to target": all(row.bytes_to_target is None for row in self.rows),
+        """Functions that write the cells, by heading, without columns that carry no information."""
+        rows = self.rows
+        is_superfluous = {
+            "algorithm": all(row.label.startswith(row.algorithm) for row in rows),
+            "data": len({row.data for row in rows}) == 1,
+            chosen_heading(self.scores[0]): all(row.chosen is None for row in rows),
+            honest_heading(self.scores[0]): all(row.honest is None for row in rows),
+            "backdoor": all(row.attack_success is None for row in rows),
+            "rounds to target": all(row.rounds_to_target is None for row in rows),
+            "traffic to target": all(row.bytes_to_target is None for row in rows),
         }
-        return {name: cell for name, cell in all_columns(self.scores).items() if not superfluous.get(name, False)}
+        columns = all_columns(self.scores)
+        return {name: write for name, write in columns.items() if not is_superfluous.get(name, False)}
 
     @property
     def _data(self) -> str:
-        return _joined((row.data for row in self.rows), "; ")
+        return _join_distinct((row.data for row in self.rows), "; ")
 
     @property
     def title(self) -> str:
-        """How many configurations are compared, and on what."""
+        """Title with the name and the number of configurations."""
         title = f"Comparison of {count(len(self.rows), 'configuration')}"
         return f"{self.name}: {title.lower()}" if self.name else title
 
     @property
     def note(self) -> str:
-        """What stands below the table."""
-        note = f"{self._data}. ±: 95 % interval of the mean over seeds. Gap closed: 0 is FedAvg, 1 the oracle."
-        note = f"{note} {note_of_chosen(self._summaries)}".rstrip()
+        """Note below the table: data and explanations."""
+        sentences = [
+            f"{self._data}.",
+            "±: 95 % interval of the mean over seeds.",
+            "Gap closed: 0 is FedAvg, 1 the oracle.",
+        ]
+        if chosen := note_of_chosen(self._summaries):
+            sentences.append(chosen)
         if any(row.counts for row in self.rows):
-            note += f" {SCORED}"
-        return note
-
-
-def _scored(score: Score, summaries: Sequence[Mapping[str, Any]]) -> Scored:
-    """Return how many clients of some runs have a score, in those runs that have the metric."""
-    return sum((score.clients(s) for s in summaries if score.is_of(s)), Scored())
+            sentences.append(SCORED)
+        return " ".join(sentences)
 
 
 def _check_seeds(label: str, runs: Sequence[Run]) -> None:
-    """Check that no two runs of a configuration have one seed and one kind of data: one run would count twice."""
+    """Check that the runs of a configuration differ in seed or data: one would count twice."""
     seeds = [(run.summary["seed"], run.summary["data"]) for run in runs]
     for seed, data in seeds:
         if seeds.count((seed, data)) > 1:
@@ -269,11 +308,11 @@ def _check_seeds(label: str, runs: Sequence[Run]) -> None:
 
 
 def _setting(summary: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what two runs must share for one to be measured by the other."""
+    """Return the seed, data and model that a run must share with its baselines."""
     return summary["seed"], summary["data"], summary["model"]
 
 
-def _joined(words: Iterable[str], separator: str = ", ") -> str:
+def _join_distinct(words: Iterable[str], separator: str = ", ") -> str:
     return separator.join(dict.fromkeys(words))
 
 
@@ -283,18 +322,24 @@ def _as_json(estimate: Estimate | None) -> dict[str, Any] | None:
     return {"mean": estimate.mean, "half_width": estimate.half_width, "values": list(estimate.values)}
 
 
-def _width(cells: Mapping[str, Sequence[str]]) -> int:
-    """Return the columns that a table takes: each of its own is as wide as its widest entry, and two more."""
-    return sum(max(map(len, (*name.splitlines(), *column))) + 2 for name, column in cells.items())
+def _measure_width(cells: Mapping[str, Sequence[str]]) -> int:
+    """Return the width of a table: that of the widest entry of each column, and two more each."""
+    width = 0
+    for name, column in cells.items():
+        width += 2 + max(len(text) for text in (*name.splitlines(), *column))
+    return width
 
 
-def _common_suffix(labels: Sequence[str]) -> str:
-    """Return what all labels end in, from a hyphen on: ``-mnist-label-swap``; nothing for a single label."""
+def _find_common_suffix(labels: Sequence[str]) -> str:
+    """Return the common end of all labels, from a hyphen on: ``-mnist-label-swap``.
+
+    It is empty for a single label.
+    """
     if len(labels) < 2:
         return ""
-    ends = [label.split("-")[1:] for label in labels]
+    reversed_ends = [label.split("-")[:0:-1] for label in labels]
     shared: list[str] = []
-    for parts in zip(*(reversed(end) for end in ends), strict=False):
+    for parts in zip(*reversed_ends, strict=False):
         if len(set(parts)) > 1:
             break
         shared.insert(0, parts[0])

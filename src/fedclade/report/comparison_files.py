@@ -1,4 +1,4 @@
-"""Comparisons as files: Markdown, CSV, JSON and a figure."""
+"""Comparisons as files: Markdown, CSV, JSON and figures."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Comparisons as pictures: a dot for every configuration with its interval, in a panel for each
-# scenario.
-
 COLUMNS = 4
-"""Panels beside each other."""
+"""Number of panels in a row."""
 
 
 def comparison_figure(score: Score, rows: Sequence[ComparisonRow], title: str, data: str) -> Figure:
-    """Draw the mean score of every configuration with its interval, and every run as a small dot."""
+    """Draw the mean of every configuration with its interval, and every run as a small dot."""
     figure = style.new_figure(8.6, style.HEADER + 0.9 + 0.42 * len(rows))
     axes = figure.subplots()
-    _set_up(axes, [row.label for row in rows])
+    _prepare_axes(axes, [row.label for row in rows])
     for place, row in enumerate(rows):
         estimate = row.scores[score.name]
-        if estimate is not None:
-            below = [place + 0.22] * len(estimate.values)
-            axes.plot(estimate.values, below, "o", ms=4.5, color=_colour(row), alpha=0.4, mew=0, gid="runs")
-            axes.errorbar(
-                estimate.mean, place, fmt="o", ms=8, capsize=4, elinewidth=1.8, **_interval(row, score, estimate)
-            )
-            text = write_with_interval(score, estimate)
-            style.note(axes, text, (1, place), y="data", shift=(8, 0), va="center", color=style.INK, gid="value")
+        if estimate is None:
+            continue
+        below = [place + 0.22] * len(estimate.values)
+        dots: dict[str, Any] = {"ms": 4.5, "alpha": 0.4, "mew": 0, "gid": "runs"}
+        axes.plot(estimate.values, below, "o", color=_choose_colour(row), **dots)
+        look: dict[str, Any] = {"fmt": "o", "ms": 8, "capsize": 4, "elinewidth": 1.8}
+        axes.errorbar(estimate.mean, place, **look, **_interval(row, score, estimate))
+        text = write_with_interval(score, estimate)
+        note: dict[str, Any] = {"y": "data", "va": "center", "color": style.INK, "gid": "value"}
+        style.note(axes, text, (1, place), shift=(8, 0), **note)
     if score.share:
         style.percent_scale(axes, "x")
-    style.label(axes, x=f"test {_named(score)}, mean of the clients; 95 % interval over seeds")
+    label = f"test {_name_with_direction(score)}, mean of the clients; 95 % interval over seeds"
+    style.label(axes, x=label)
     style.set_title(figure, title, data)
     return figure
 
@@ -52,72 +52,88 @@ def comparison_figure(score: Score, rows: Sequence[ComparisonRow], title: str, d
 def suite_figure(scenarios: Mapping[str, tuple[Score, Sequence[ComparisonRow]]]) -> Figure:
     """Draw the mean score of every algorithm with its interval, in a panel for each scenario.
 
-    An algorithm is on the same line in all panels. They have one scale if the scores are by one metric.
+    An algorithm is on the same line in all panels. They share a scale if they share a metric.
     """
     scores = list(dict.fromkeys(score for score, _ in scenarios.values()))
     labels = all_labels(rows for _, rows in scenarios.values())
-    columns = min(COLUMNS, len(scenarios))
-    lines = -(-len(scenarios) // columns)
-    height = style.HEADER + lines * (0.75 + 0.23 * len(labels))
-    figure = style.new_figure(1.6 + 2.6 * max(columns, 2), height)
-    grid = figure.subplots(lines, columns, sharex=len(scores) == 1, sharey=True, squeeze=False)
+    n_columns = min(COLUMNS, len(scenarios))
+    n_rows = -(-len(scenarios) // n_columns)
+    width = 1.6 + 2.6 * max(n_columns, 2)
+    height = style.HEADER + n_rows * (0.75 + 0.23 * len(labels))
+    figure = style.new_figure(width, height)
+    share_x = len(scores) == 1
+    grid = figure.subplots(n_rows, n_columns, sharex=share_x, sharey=True, squeeze=False)
     for axes, (name, (score, rows)) in zip(grid.flat, scenarios.items(), strict=False):
-        _set_up(axes, labels)
+        _prepare_axes(axes, labels)
         axes.set_title(name, fontsize=10.5, color=style.INK, loc="left")
         for row in rows:
-            if (estimate := row.scores[score.name]) is None:
-                continue
-            place, interval = labels.index(row.label), _interval(row, score, estimate)
-            axes.errorbar(estimate.mean, place, fmt="o", ms=5, capsize=3, elinewidth=1.4, **interval)
-            text = write_score(score, estimate)
-            style.note(axes, text, (1, place), y="data", shift=(3, 0), va="center", fontsize=8, color=style.INK)
+            _draw_row(axes, row, score, labels.index(row.label))
         if score.share:
             style.percent_scale(axes, "x")
         if len(scores) > 1:
-            style.label(axes, x=_named(score))
+            style.label(axes, x=_name_with_direction(score))
     for axes in grid.flat[len(scenarios) :]:
         axes.set_axis_off()
-    for column in range(columns):  # the lowest panel of each column, which need not be in the last line
-        lowest = grid[(len(scenarios) - 1 - column) // columns, column]
+    for column in range(n_columns):
+        # The lowest panel of a column has tick labels; it need not be in the last row.
+        lowest = grid[(len(scenarios) - 1 - column) // n_columns, column]
         lowest.tick_params(labelbottom=True)
-    what = _named(scores[0]) if len(scores) == 1 else "scores"
+    metric = _name_with_direction(scores[0]) if len(scores) == 1 else "scores"
     title = f"{count(len(labels), 'algorithm')} in {count(len(scenarios), 'scenario')}"
-    style.set_title(figure, title, f"test {what}, mean of the clients; 95 % interval over seeds; grey: baselines")
+    explanation = "mean of the clients; 95 % interval over seeds; grey: baselines"
+    style.set_title(figure, title, f"test {metric}, {explanation}")
     return figure
 
 
+def _draw_row(axes: Axes, row: ComparisonRow, score: Score, place: int) -> None:
+    """Draw the mean of a configuration with its interval, and its value at the right."""
+    estimate = row.scores[score.name]
+    if estimate is None:
+        return
+    look: dict[str, Any] = {"fmt": "o", "ms": 5, "capsize": 3, "elinewidth": 1.4}
+    axes.errorbar(estimate.mean, place, **look, **_interval(row, score, estimate))
+    text = write_score(score, estimate)
+    note: dict[str, Any] = {"y": "data", "va": "center", "fontsize": 8, "color": style.INK}
+    style.note(axes, text, (1, place), shift=(3, 0), **note)
+
+
 def all_labels(scenarios: Iterable[Sequence[ComparisonRow]]) -> list[str]:
-    """Return every label that a scenario has, in the order of the longest: others leave the oracle out, amid them."""
+    """Return the labels of all scenarios, ordered as in the one with the most.
+
+    Scenarios without an oracle have the same order, with a gap.
+    """
     longest_first = sorted(scenarios, key=len, reverse=True)
     return list(dict.fromkeys(row.label for rows in longest_first for row in rows))
 
 
-def _set_up(axes: Axes, labels: Sequence[str]) -> None:
-    """Make room for a line for each label, from top to bottom."""
+def _prepare_axes(axes: Axes, labels: Sequence[str]) -> None:
+    """Set up a line for each label, from top to bottom."""
     style.plain(axes)
     axes.grid(False, axis="y")
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.5, -0.5)
 
 
-def _named(score: Score) -> str:
+def _name_with_direction(score: Score) -> str:
     return score.label if score.sign > 0 else f"{score.label} (lower is better)"
 
 
-def _colour(row: ComparisonRow) -> str:
+def _choose_colour(row: ComparisonRow) -> str:
     return style.MUTED if row.algorithm in BASELINES else style.ACCENT
 
 
 def _interval(row: ComparisonRow, score: Score, estimate: Estimate) -> dict[str, Any]:
-    """Return how an interval is drawn: as far as there are scores, which end at 0 and 1 if they are shares."""
-    width, mean = estimate.half_width, estimate.mean
+    """Return the interval for ``errorbar``, for shares only as far as it lies between 0 and 1."""
+    width = estimate.half_width
+    mean = estimate.mean
+    colour = _choose_colour(row)
     if width is None or not score.share:
-        return {"xerr": width, "color": _colour(row)}
-    return {"xerr": [[min(width, mean)], [min(width, 1 - mean)]], "color": _colour(row)}
+        return {"xerr": width, "color": colour}
+    return {"xerr": [[min(width, mean)], [min(width, 1 - mean)]], "color": colour}
 
 
 class ComparisonFiles(Displayed, ABC):
-    """What can be written as text and drawn."""
+    """Base of comparisons: their output as text and figures."""
 
     @abstractmethod
     def markdown(self) -> str:
@@ -136,12 +152,24 @@ class ComparisonFiles(Displayed, ABC):
         """Draw the means with their intervals."""
 
     def figures(self) -> dict[str, Figure]:
-        """Draw everything, by the names of files."""
+        """Draw all figures, by the names of their files."""
         return {"comparison": self.figure()}
 
     @checked()
     def save(self, folder: str | Path, *, figure: bool = True) -> Path:
-        """Write ``comparison.md``, ``.csv``, ``.json`` and all figures as ``.png`` into a folder, made if need be.
+        """Write ``comparison.md``, ``.csv`` and ``.json``, and all figures as ``.png``.
+
+        Parameters
+        ----------
+        folder
+            Output folder; it is created if necessary.
+        figure
+            Whether to draw figures.
+
+        Returns
+        -------
+        Path
+            The folder.
 
         Raises
         ------
@@ -150,29 +178,46 @@ class ComparisonFiles(Displayed, ABC):
         RunError
             If the folder cannot be written.
         """
-        target, drawn = Path(folder), self.figures() if figure else {}
+        target = Path(folder)
+        figures = self.figures() if figure else {}
+        texts = {"md": self.markdown(), "csv": self.csv(), "json": self.json()}
         try:
             target.mkdir(parents=True, exist_ok=True)
-            for suffix, text in {"md": self.markdown(), "csv": self.csv(), "json": self.json()}.items():
+            for suffix, text in texts.items():
                 write_text(target / f"comparison.{suffix}", text)
-            for name, each in drawn.items():
-                style.save(each, target / f"{name}.png")
+            for name, drawn in figures.items():
+                style.save(drawn, target / f"{name}.png")
         except OSError as error:
             raise RunError(f"cannot write the comparison to {target}: {error}") from error
         return target
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]], words: Iterable[str] = ("config",)) -> str:
-    """Return a table as Markdown; columns of words stand at the left, those of numbers at the right."""
-    rule = [":--" if name in words else "--:" for name in columns]
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in [columns, rule, *cells])
+    """Return a table as Markdown.
+
+    Parameters
+    ----------
+    columns
+        Headings.
+    rows
+        Cells of each row.
+    words
+        Headings of the columns that are aligned at the left; others are aligned at the right.
+    """
+    left_aligned = set(words)
+    rule = [":--" if name in left_aligned else "--:" for name in columns]
+    lines = [list(columns), rule]
+    lines += [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def csv_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows by column as CSV; a column that a row lacks is empty there."""
+    """Return rows as CSV; a column that a row lacks is empty there."""
+    columns: dict[str, None] = {}
+    for row in rows:
+        columns.update(dict.fromkeys(row))
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()

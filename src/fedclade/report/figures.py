@@ -1,4 +1,4 @@
-"""Pictures as files: drawn with matplotlib, as pages draw them with Plotly."""
+"""Figures of a run as files, drawn with matplotlib from the pictures that pages also use."""
 
 from __future__ import annotations
 
@@ -43,78 +43,88 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 PIXELS = 84
-"""Of a page to an inch."""
+"""Pixels of a page in an inch of a figure."""
 
 SHOWN = 13
-"""So many heat maps are drawn, that of the root first."""
+"""Number of heat maps that are drawn, that of the root first."""
 
 SIDE = 5.2
-"""Inches of the first heat map, and of the height of the grid beside it."""
+"""Side of the first heat map and height of the grid next to it, in inches."""
 
-WORDS, GAP = 0.55, 0.35
-"""Inches for what is written above and below a heat map, and beside it."""
+WORDS = 0.55
+"""Inches for the text above or below a heat map."""
+
+GAP = 0.35
+"""Inches between heat maps."""
 
 LETTER = 0.0095
-"""Width of a letter above a panel, as a share of the panel's."""
+"""Width of a letter above a panel, as a share of the panel's width."""
 
 COLOURS = palette(night=False)
 
 
 def save_figures(run: Run, folder: str | Path) -> list[Path]:
-    """Draw a run: its scores and, where there is something to draw, ``norms``, ``similarity`` and ``dendrogram``.
+    """Draw the scores of a run and, if it has them, norms, similarities and the dendrogram.
 
-    The scores are in a file with the name of the metric, such as ``accuracy.png``.
+    The scores are in a file with the name of the metric, such as ``accuracy.png``, the others in
+    ``norms.png``, ``similarity.png`` and ``dendrogram.png``.
 
     Parameters
     ----------
     run
-        Finished.
+        Finished run.
     folder
-        Is made if it does not exist.
+        Output folder; it is created if necessary.
 
     Returns
     -------
     list of Path
-        The files.
+        The written files.
 
     Raises
     ------
     MissingExtraError
         If matplotlib is not installed.
     """
-    makers = {
-        Score.of_run(run).file: score_figure,
-        "norms": norms_figure,
-        "similarity": similarity_figure,
-        "dendrogram": dendrogram_figure,
+    figures = {
+        Score.of_run(run).file: score_figure(run),
+        "norms": norms_figure(run),
+        "similarity": similarity_figure(run),
+        "dendrogram": dendrogram_figure(run),
     }
-    drawn = {name: figure for name, make in makers.items() if (figure := make(run)) is not None}
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    return [style.save(figure, target / f"{name}.png") for name, figure in drawn.items()]
+    written: list[Path] = []
+    for name, figure in figures.items():
+        if figure is not None:
+            written.append(style.save(figure, target / f"{name}.png"))
+    return written
 
 
 def score_figure(run: Run) -> Figure:
-    """Draw the score of every cluster over the rounds, and the separation gap g(α) below; see `score_picture`."""
+    """Draw the scores of all clusters over the rounds, and the separation gap g(α) below."""
     return draw(score_picture(RunView(run)), queries.heading(run))
 
 
 def norms_figure(run: Run) -> Figure | None:
-    """Draw the two norms that CFL splits by over the rounds; None for a run without norms."""
+    """Draw the two norms of CFL over the rounds; None for a run without norms."""
     picture = norms_picture(RunView(run))
     return None if picture is None else draw(picture, queries.heading(run))
 
 
 def dendrogram_figure(run: Run) -> Figure | None:
     """Draw the dendrogram of a run's last clustering step (FL+HC); None for a run without one."""
-    step = clustering_step(run)
-    return None if step is None else draw(dendrogram_picture(RunView(run), *step), queries.heading(run))
+    last_step = clustering_step(run)
+    if last_step is None:
+        return None
+    round_number, step = last_step
+    return draw(dendrogram_picture(RunView(run), round_number, step), queries.heading(run))
 
 
 def similarity_figure(run: Run) -> Figure | None:
-    """Draw the cosine similarities of the last updates in every cluster: the root large, the others small.
+    """Draw the cosine similarities of the last updates in every cluster, the root large.
 
-    One colour scale for all, symmetric around 0. None for a run that kept no similarities.
+    All have one colour scale, symmetric around 0. None for a run without similarities.
     """
     matrices = sorted(run.similarities, key=lambda matrix: matrix.node)
     if not matrices:
@@ -125,14 +135,16 @@ def similarity_figure(run: Run) -> Figure | None:
     for i, (axes, picture) in enumerate(zip(panels, pictures, strict=True)):
         _draw_heat_map(axes, picture, is_large=i < n_large or not n_large)
     style.color_bar(bar, panels[0].images[0], "cosine similarity α of two updates")
-    hidden = len(matrices) - len(pictures)
-    more = f"  ({count(hidden, 'more cluster')} not shown)" if hidden else ""
-    style.set_title(figure, "Similarity of the clients’ updates in every cluster", queries.heading(run) + more)
+    subtitle = queries.heading(run)
+    n_hidden = len(matrices) - len(pictures)
+    if n_hidden:
+        subtitle += f"  ({count(n_hidden, 'more cluster')} not shown)"
+    style.set_title(figure, "Similarity of the clients’ updates in every cluster", subtitle)
     return figure
 
 
 def draw(picture: Picture, subtitle: str) -> Figure:
-    """Draw a picture, its title and its legend."""
+    """Draw a picture with its title and its legend."""
     figure = style.new_figure(9.6, style.HEADER + picture.height / PIXELS)
     shares = [panel.share for panel in picture.panels]
     panels = list(figure.subplots(len(shares), 1, sharex=True, height_ratios=shares, squeeze=False)[:, 0])
@@ -142,7 +154,7 @@ def draw(picture: Picture, subtitle: str) -> Figure:
     _scale_x(panels[-1], picture.x)
     _draw_uprights(panels, picture)
     if picture.legend:
-        style.legend_beside(panels[0], [_handle(entry) for entry in picture.legend], "")
+        style.legend_beside(panels[0], [_make_handle(entry) for entry in picture.legend], "")
     style.set_title(figure, picture.title, subtitle)
     return figure
 
@@ -160,39 +172,62 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
 
 
 _DASHES: Mapping[Dash, Any] = {
-    **{"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."},
-    **{"longdash": (0, (9, 3)), "longdashdot": (0, (9, 3, 2, 3))},
+    "solid": "-",
+    "dash": "--",
+    "dot": ":",
+    "dashdot": "-.",
+    "longdash": (0, (9, 3)),
+    "longdashdot": (0, (9, 3, 2, 3)),
 }
-"""In Matplotlib's words."""
+"""Line styles of Matplotlib."""
 
 
 def _draw_mark(axes: Axes, mark: Mark) -> None:
     """Draw a mark; dots and bars are on pages only."""
     match mark:
         case Line():
-            x, y = (np.array(each, dtype=float) for each in (mark.x, mark.y))
-            look: dict[str, Any] = {"linewidth": 0.9 * mark.width, "linestyle": _DASHES[mark.dash]}
-            look |= {"marker": "o", "markersize": 4} if mark.dots else {}
-            axes.plot(x, y, color=_colour(mark.colour), gid=mark.name, **look)
+            _draw_line(axes, mark)
         case Band():
-            axes.fill_between(mark.x, mark.low, mark.high, color=_colour(mark.colour), alpha=0.25, linewidth=0)
+            look: dict[str, Any] = {"alpha": 0.25, "linewidth": 0}
+            axes.fill_between(mark.x, mark.low, mark.high, color=_colour(mark.colour), **look)
         case HeatMap():
-            axes.imshow(mark.values, cmap=style.diverging_map(), vmin=-mark.limit, vmax=mark.limit, aspect="auto")
+            scale: dict[str, Any] = {"vmin": -mark.limit, "vmax": mark.limit}
+            axes.imshow(mark.values, cmap=style.diverging_map(), aspect="auto", **scale)
         case Rule():
-            axes.axhline(mark.y, color=style.INK, linewidth=1.0, linestyle="--" if mark.dashed else "-", gid="rule")
-            style.note(axes, mark.label, (1, mark.y), y="data", shift=(-2, 2), ha="right", gid="rule label")
+            dash = "--" if mark.dashed else "-"
+            axes.axhline(mark.y, color=style.INK, linewidth=1.0, linestyle=dash, gid="rule")
+            place: dict[str, Any] = {"y": "data", "shift": (-2, 2), "ha": "right"}
+            style.note(axes, mark.label, (1, mark.y), gid="rule label", **place)
         case Box() if mark.x0 == mark.x1 or mark.y0 == mark.y1:
-            axes.plot([mark.x0, mark.x1], [mark.y0, mark.y1], color=_colour(mark.colour), linewidth=1.5, gid="line")
+            xs = [mark.x0, mark.x1]
+            ys = [mark.y0, mark.y1]
+            axes.plot(xs, ys, color=_colour(mark.colour), linewidth=1.5, gid="line")
         case Box():
-            x, y = (mark.x0 + mark.x1) / 2, (mark.y0 + mark.y1) / 2
-            axes.bar(x, mark.y1 - mark.y0, mark.x1 - mark.x0, mark.y0, color=_colour(mark.colour), gid="box")
-            axes.text(x, y, mark.label, ha="center", va="center", fontsize=9.5, color=style.INK)
+            _draw_box(axes, mark)
         case _:
             raise TypeError(f"files have no {type(mark).__name__}")
 
 
+def _draw_line(axes: Axes, mark: Line) -> None:
+    x = np.array(mark.x, dtype=float)
+    y = np.array(mark.y, dtype=float)
+    look: dict[str, Any] = {"linewidth": 0.9 * mark.width, "linestyle": _DASHES[mark.dash]}
+    if mark.dots:
+        look |= {"marker": "o", "markersize": 4}
+    axes.plot(x, y, color=_colour(mark.colour), gid=mark.name, **look)
+
+
+def _draw_box(axes: Axes, mark: Box) -> None:
+    x = (mark.x0 + mark.x1) / 2
+    y = (mark.y0 + mark.y1) / 2
+    width = mark.x1 - mark.x0
+    height = mark.y1 - mark.y0
+    axes.bar(x, height, width, bottom=mark.y0, color=_colour(mark.colour), gid="box")
+    axes.text(x, y, mark.label, ha="center", va="center", fontsize=9.5, color=style.INK)
+
+
 def _draw_uprights(panels: Sequence[Axes], picture: Picture) -> None:
-    """Draw the vertical lines through all panels, and above the first their labels."""
+    """Draw the vertical lines through all panels, and their labels above the first."""
     for x in picture.uprights:
         for axes in panels:
             axes.axvline(x, color=style.MUTED, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1, gid="upright")
@@ -201,7 +236,7 @@ def _draw_uprights(panels: Sequence[Axes], picture: Picture) -> None:
 
 
 def _scale_x(axes: Axes, axis: Axis) -> None:
-    """Name the x axis, and bring it to its range and ticks."""
+    """Set the title, range and ticks of the x axis."""
     style.label(axes, x=axis.title)
     assert axis.range is not None
     axes.set_xlim(*axis.range)
@@ -214,10 +249,12 @@ def _scale_x(axes: Axes, axis: Axis) -> None:
 
 
 def _heat_map_grid(n_large: int, n_small: int) -> tuple[Figure, list[Axes], Axes]:
-    """Lay out a square for the root, if there is one, a grid beside it for the other clusters, and a colour bar."""
+    """Lay out a square for the root, if any, a grid for the other clusters, and a colour bar."""
     columns = math.ceil(math.sqrt(n_small))
-    rows = math.ceil(n_small / columns) if n_small else 1
-    side = (SIDE - (rows - 1) * WORDS) / rows  # so that the grid is as high as the square
+    rows = 1
+    if n_small:
+        rows = math.ceil(n_small / columns)
+    side = (SIDE - (rows - 1) * WORDS) / rows  # makes the grid as high as the square
     widths = [SIDE] * n_large + [side] * columns
     figure = style.new_figure(sum(widths) + GAP * len(widths) + 1.3, style.HEADER + SIDE + 2 * WORDS)
     grid = figure.add_gridspec(rows, len(widths) + 1, width_ratios=[*widths, 0.16])
@@ -237,7 +274,7 @@ def _draw_heat_map(axes: Axes, picture: Picture, *, is_large: bool) -> None:
     axes.set_title(picture.title, fontsize=11 if is_large else 9.5, color=style.INK, loc="left")
 
 
-def _handle(entry: LegendEntry) -> Line2D:
+def _make_handle(entry: LegendEntry) -> Line2D:
     return style.handle(entry.label, {"color": _colour(entry.colour), "linestyle": _DASHES[entry.dash]})
 
 

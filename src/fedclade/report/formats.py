@@ -22,7 +22,7 @@ def number(value: float | None, digits: int = 2) -> str:
 
 
 def significant(value: float | None, like: float | None = None) -> str:
-    """Write a number with three significant digits, and what is very large or tiny with a power of ten.
+    """Write a number with three significant digits, and very large or tiny ones with a power of ten.
 
     With ``like`` it gets as many decimals as that number.
 
@@ -79,12 +79,15 @@ def duration(seconds: float | None) -> str:
 
 
 def count(n: int, noun: str) -> str:
-    """Write how many there are.
+    """Write a number of things, with the plural of the noun if needed.
 
-    >>> count(1, "client"), count(1200, "client")
-    ('1 client', '1,200 clients')
+    >>> count(1, "client"), count(1200, "client"), count(0, "reply")
+    ('1 client', '1,200 clients', '0 replies')
     """
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+    if n == 1:
+        return f"1 {noun}"
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{n:,} {plural}"
 
 
 def shortened(words: Sequence[str], limit: int = 8) -> str:

@@ -1,7 +1,7 @@
-"""Small parts of a notebook's page as HTML, which needs no script, no other file, and stands on light and dark ground.
+"""HTML for notebooks: cards, tables, trees and small charts, without scripts or other files.
 
-Text has the colour of the page around it; all else is see-through grey or a colour that is seen on both. Whatever a
-text holds, it is shown as it is.
+It suits light and dark pages: text has the colour of the page around it, and everything else is
+transparent grey or a colour that is visible on both. All text is escaped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedclade.report.page.section import Card
 from fedclade.report.tables import visible
 
 SEEN = palette(night=True)
-"""Colours that stand out from a dark ground, and do so from a light one as well."""
+"""Colours that are visible on dark and on light pages."""
 
 _STYLE = """
 .fedclade{font:13px/1.45 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;max-width:64em;margin:.3em 0}
@@ -41,31 +41,31 @@ background:none;border:0;border-bottom:1px solid rgba(128,128,128,.25);white-spa
 
 
 def whole(*parts: str) -> str:
-    """Return parts as one, with the style that they need."""
+    """Join parts, with the style sheet that they need."""
     style = _STYLE.replace("\n", "")
     return f'<div class="fedclade"><style>{style}</style>{"".join(parts)}</div>'
 
 
-def shown_as_is(text: str) -> str:
-    """Return a text as HTML that shows it, without characters that turn the direction of what follows."""
+def escape_text(text: str) -> str:
+    """Escape a text for HTML, without control characters and changes of direction."""
     return escape(visible(text))
 
 
 def heading(title: str, more: str = "") -> str:
-    """Return a title, and what else there is to say in smaller letters."""
-    below = f'<div class="fc-muted">{shown_as_is(more)}</div>' if more else ""
-    return f"<div><strong>{shown_as_is(title)}</strong>{below}</div>"
+    """Return a title with a subtitle."""
+    below = f'<div class="fc-muted">{escape_text(more)}</div>' if more else ""
+    return f"<div><strong>{escape_text(title)}</strong>{below}</div>"
 
 
-def cards(found: Iterable[Card]) -> str:
-    """Return numbers that matter, beside each other."""
-    return f'<div class="fc-cards">{"".join(map(_card, found))}</div>'
+def cards(entries: Iterable[Card]) -> str:
+    """Return cards in a row."""
+    return f'<div class="fc-cards">{"".join(_render_card(card) for card in entries)}</div>'
 
 
-def _card(card: Card) -> str:
-    note = f'<span class="fc-small fc-muted">{shown_as_is(card.note)}</span>' if card.note else ""
-    label = f'<span class="fc-small">{shown_as_is(card.label)}</span>'
-    return f'<div class="fc-card">{label}<b>{shown_as_is(card.value)}</b>{note}</div>'
+def _render_card(card: Card) -> str:
+    note = f'<span class="fc-small fc-muted">{escape_text(card.note)}</span>' if card.note else ""
+    label = f'<span class="fc-small">{escape_text(card.label)}</span>'
+    return f'<div class="fc-card">{label}<b>{escape_text(card.value)}</b>{note}</div>'
 
 
 def table(columns: Mapping[str, Sequence[str]], words: Iterable[str], pale: Sequence[bool] = (), note: str = "") -> str:
@@ -74,69 +74,90 @@ def table(columns: Mapping[str, Sequence[str]], words: Iterable[str], pale: Sequ
     Parameters
     ----------
     columns
-        The cells of each column, by its name, which is not HTML yet.
+        Cells of each column in HTML, by its heading in plain text.
     words
-        Columns that stand at the left.
+        Headings of the columns that are aligned at the left.
     pale
-        Of each row, whether it is of less interest.
+        Whether each row is drawn in pale text, as are baselines.
     note
-        What stands below, as a text.
+        Plain text below the table.
     """
-    words = set(words)
-    kinds = {name: ' class="fc-word"' if name in words else "" for name in columns}
-    head = "".join(f"<th{kinds[name]}>{shown_as_is(name)}</th>" for name in columns)
+    left_aligned = set(words)
+    kinds = [' class="fc-word"' if name in left_aligned else "" for name in columns]
+    headings = zip(columns, kinds, strict=True)
+    head = "".join(f"<th{kind}>{escape_text(name)}</th>" for name, kind in headings)
     rows: list[str] = []
     for i, cells in enumerate(zip(*columns.values(), strict=True)):
-        kind = ' class="fc-base"' if i < len(pale) and pale[i] else ""
-        cells = (f"<td{kinds[name]}>{cell}</td>" for name, cell in zip(columns, cells, strict=True))
-        rows.append(f"<tr{kind}>{''.join(cells)}</tr>")
-    below = f'<div class="fc-small fc-muted">{shown_as_is(note)}</div>' if note else ""
+        row = "".join(f"<td{kind}>{cell}</td>" for cell, kind in zip(cells, kinds, strict=True))
+        is_pale = i < len(pale) and pale[i]
+        rows.append(f'<tr class="fc-base">{row}</tr>' if is_pale else f"<tr>{row}</tr>")
+    below = f'<div class="fc-small fc-muted">{escape_text(note)}</div>' if note else ""
     head = f"<thead><tr>{head}</tr></thead>"
     return f'<div class="fc-scroll"><table class="fc-table">{head}<tbody>{"".join(rows)}</tbody></table></div>{below}'
 
 
 def lines(rows: Iterable[Sequence[str]]) -> str:
-    """Return rows of cells that are HTML already, without names of the columns."""
-    written = ("".join(f'<td class="fc-word">{cell}</td>' for cell in cells) for cells in rows)
-    return f'<table class="fc-table">{"".join(f"<tr>{row}</tr>" for row in written)}</table>'
+    """Return a table without headings; cells are HTML."""
+    html: list[str] = []
+    for cells in rows:
+        row = "".join(f'<td class="fc-word">{cell}</td>' for cell in cells)
+        html.append(f"<tr>{row}</tr>")
+    return f'<table class="fc-table">{"".join(html)}</table>'
 
 
 def folded(title: str, inside: str) -> str:
-    """Return something that is seen once its title is clicked."""
-    return f"<details><summary>{shown_as_is(title)}</summary>{inside}</details>"
+    """Return content that is shown after a click on its title."""
+    return f"<details><summary>{escape_text(title)}</summary>{inside}</details>"
 
 
 def tree(view: Tree) -> str:
-    """Return a tree as for the terminal as nested lists; what it says below a node in smaller letters."""
-    return f'<ul class="fc-tree">{_branch(view)}</ul>'
+    """Return a tree of the terminal as nested lists, with further lines in small print."""
+    return f'<ul class="fc-tree">{_render_branch(view)}</ul>'
 
 
-def _branch(view: Tree) -> str:
-    name, *below = view.label.split("\n") if isinstance(view.label, Text) else [Text(str(view.label))]
-    end = min((span.start for span in name.spans), default=0)
+def _render_branch(view: Tree) -> str:
+    lines = [Text(str(view.label))]
+    if isinstance(view.label, Text):
+        lines = list(view.label.split("\n"))
+    first, *below = lines
+    end = min((span.start for span in first.spans), default=0)  # the id has the label's own style
     colour = "" if view.children else f' style="color:{SEEN["accent"]}"'
-    label = f"<b{colour}>{shown_as_is(name.plain[:end])}</b>{shown_as_is(name.plain[end:])}"
-    label += "".join(f'<div class="fc-small fc-muted">{shown_as_is(line.plain)}</div>' for line in below)
-    inside = f"<ul>{''.join(map(_branch, view.children))}</ul>" if view.children else ""
-    return f"<li>{label}{inside}</li>"
+    parts = [f"<b{colour}>{escape_text(first.plain[:end])}</b>{escape_text(first.plain[end:])}"]
+    parts += [f'<div class="fc-small fc-muted">{escape_text(line.plain)}</div>' for line in below]
+    if view.children:
+        parts.append(f"<ul>{''.join(_render_branch(child) for child in view.children)}</ul>")
+    return f"<li>{''.join(parts)}</li>"
 
 
 def histogram(counts: Sequence[float], width: int = 6, height: int = 16) -> str:
-    """Return bars, the highest as high as the line."""
-    most = max(counts, default=0) or 1
-    heights = [round(height * count / most, 1) for count in counts]
-    bars = "".join(f"M{width * i} {height}v-{tall:g}h{width - 1}v{tall:g}z" for i, tall in enumerate(heights) if tall)
-    return _svg(width * len(counts), height, f'<path d="{bars}" fill="{SEEN["accent"]}"/>')
+    """Return a bar chart, whose largest bar has the height of a line of text."""
+    largest = max(counts, default=0) or 1
+    path = ""
+    for i, count in enumerate(counts):
+        bar = round(height * count / largest, 1)
+        if bar:
+            path += f"M{width * i} {height}v-{bar:g}h{width - 1}v{bar:g}z"
+    return _svg(width * len(counts), height, f'<path d="{path}" fill="{SEEN["accent"]}"/>')
 
 
 def interval(low: float, middle: float, high: float, values: Iterable[float]) -> str:
-    """Return a mean with its interval and what it is the mean of, all in [0, 1], as a line with dots."""
-    at = [round(6 + 128 * x, 1) for x in (low, middle, high)]
-    drawn = f'<path d="M{at[0]:g} 8H{at[2]:g}" stroke="{SEEN["accent"]}" stroke-width="2"/>' if low < high else ""
-    drawn += "".join(
-        f'<circle cx="{6 + 128 * x:.1f}" cy="8" r="2.5" fill="{SEEN["accent"]}" fill-opacity=".45"/>' for x in values
-    )
-    return _svg(140, 16, f'{drawn}<circle cx="{at[1]:g}" cy="8" r="4.5" fill="{SEEN["accent"]}"/>')
+    """Return a mean with its interval and the values, all in [0, 1], as a line with dots."""
+    colour = SEEN["accent"]
+    shapes: list[str] = []
+    if low < high:
+        path = f"M{_scale(low):g} 8H{_scale(high):g}"
+        shapes.append(f'<path d="{path}" stroke="{colour}" stroke-width="2"/>')
+    for value in values:
+        x = f"{6 + 128 * value:.1f}"
+        dot = f'<circle cx="{x}" cy="8" r="2.5" fill="{colour}" fill-opacity=".45"/>'
+        shapes.append(dot)
+    shapes.append(f'<circle cx="{_scale(middle):g}" cy="8" r="4.5" fill="{colour}"/>')
+    return _svg(140, 16, "".join(shapes))
+
+
+def _scale(share: float) -> float:
+    """Return the place of a share on a line with room for the dots at its ends, in pixels."""
+    return round(6 + 128 * share, 1)
 
 
 def _svg(width: int, height: int, inside: str) -> str:

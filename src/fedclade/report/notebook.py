@@ -1,13 +1,15 @@
-"""What notebooks show of a run, a federation, a parameter tree and a comparison."""
+"""HTML of runs, federations, parameter trees and comparisons in notebooks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import singledispatch
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedclade.core import IGNORED, ParameterTree
 from fedclade.data import Federation
@@ -23,55 +25,63 @@ from fedclade.report.tables import facts, tree_view
 from fedclade.runs import Run
 
 LISTED = 8
-"""So many clients of a federation are listed."""
+"""Number of clients of a federation that are listed."""
 
 OPEN = 12
-"""A tree of more clusters is folded away."""
+"""Largest number of clusters of a tree that is shown without a click."""
 
 MANY = 200_000
-"""Of more rows of clients none is looked at."""
+"""With more client rows than this, scores of single clients are not read."""
 
 BARS = 12
-"""Bars of what a client's targets are, where these are numbers; of labels there may be more."""
+"""Number of bars in a histogram of targets that are numbers; labels have a bar each."""
 
 
 @singledispatch
-def html_of(thing: object) -> str:
-    """Return what a notebook shows of a thing as HTML."""
-    raise TypeError(f"notebooks have no picture of a {type(thing).__name__}")
+def html_of(value: object) -> str:
+    """Return the HTML of a value in a notebook."""
+    raise TypeError(f"notebooks have no view of a {type(value).__name__}")
 
 
 @html_of.register
 def _(run: Run) -> str:
-    if len(run.client_rows) > MANY:  # of which no row is looked at: that would take long, and much memory
-        lines = [[markup.shown_as_is(text) for text in fact] for fact in facts(run)]
-        tree = markup.tree(tree_view(run.tree))
-        return markup.whole(markup.heading(queries.heading(run)), markup.lines(lines), _folded_tree(run, tree))
-    s = run.summary
-    more = f"{s['model']}, {count(s['rounds'], 'round')} on {s['device']}"
+    title = queries.heading(run)
+    if len(run.client_rows) > MANY:  # to read them takes long, and much memory
+        rows = [[markup.escape_text(text) for text in fact] for fact in facts(run)]
+        tree = _folded_tree(run, markup.tree(tree_view(run.tree)))
+        return markup.whole(markup.heading(title), markup.lines(rows), tree)
+    summary = run.summary
+    subtitle = f"{summary['model']}, {count(summary['rounds'], 'round')} on {summary['device']}"
+    cards = markup.cards(run_cards(RunView(run)))
     tree = _folded_tree(run, markup.tree(tree_view(run.tree, run)))
-    return markup.whole(markup.heading(queries.heading(run), more), markup.cards(run_cards(RunView(run))), tree)
+    return markup.whole(markup.heading(title, subtitle), cards, tree)
 
 
 @html_of.register
 def _(tree: ParameterTree) -> str:
-    leaves = [leaf for leaf in tree.leaves if leaf.members]
-    title = f"Parameter tree: {count(len(tree.leaf_of), 'client')} in {count(len(leaves), 'cluster')}"
+    n_clusters = sum(bool(leaf.members) for leaf in tree.leaves)
+    clients = count(len(tree.leaf_of), "client")
+    title = f"Parameter tree: {clients} in {count(n_clusters, 'cluster')}"
     return markup.whole(markup.heading(title), markup.tree(tree_view(tree)))
 
 
 @html_of.register
 def _(federation: Federation) -> str:
-    clients = list(islice(federation.ids, LISTED))
-    held = [federation.by_id[client] for client in clients]
-    truth, more = federation.true_clusters, len(federation) - len(clients)
-    columns = {"client": [markup.shown_as_is(each.name) for each in held]}
-    columns |= {"train": [f"{len(each.train):,}" for each in held], "test": [f"{len(each.test):,}" for each in held]}
+    ids = list(islice(federation.ids, LISTED))
+    clients = [federation.by_id[client] for client in ids]
+    columns = {
+        "client": [markup.escape_text(client.name) for client in clients],
+        "train": [f"{len(client.train):,}" for client in clients],
+        "test": [f"{len(client.test):,}" for client in clients],
+    }
+    truth = federation.true_clusters
     if truth is not None:
-        columns["true cluster"] = [str(truth[client]) for client in clients]
-    if drawn := [markup.histogram(counts) for counts in _targets(federation, clients)]:
-        columns["labels" if federation.pool.schema.labels else "targets"] = drawn
-    note = f"and {count(more, 'more client')}" if more else ""
+        columns["true cluster"] = [str(truth[client]) for client in ids]
+    histograms = [markup.histogram(counts) for counts in _count_targets(federation, ids)]
+    if histograms:
+        columns["labels" if federation.pool.schema.labels else "targets"] = histograms
+    n_more = len(federation) - len(ids)
+    note = f"and {count(n_more, 'more client')}" if n_more else ""
     table = markup.table(columns, ("client", "labels", "targets"), note=note)
     heading = markup.heading(f"Federation: {federation}")
     return markup.whole(heading, markup.cards(_federation_cards(federation)), table)
@@ -79,15 +89,19 @@ def _(federation: Federation) -> str:
 
 @html_of.register
 def _(comparison: Comparison) -> str:
-    return markup.whole(_comparison(comparison))
+    return markup.whole(_render_comparison(comparison))
 
 
 @html_of.register
 def _(suite: SuiteComparison) -> str:
-    each = [markup.folded(name, _comparison(one)) for name, one in suite.scenarios.items()]
-    cells = {name: [markup.shown_as_is(cell) for cell in column] for name, column in suite.columns.items()}
+    parts = [markup.folded(name, _render_comparison(comparison)) for name, comparison in suite.scenarios.items()]
+    columns = {name: _escape_cells(cells) for name, cells in suite.columns.items()}
     heading = markup.heading(f"{count(len(suite.scenarios), 'scenario')}", suite.title)
-    return markup.whole(heading, markup.table(cells, ("config",)), *each)
+    return markup.whole(heading, markup.table(columns, ("config",)), *parts)
+
+
+def _escape_cells(cells: Sequence[str]) -> list[str]:
+    return [markup.escape_text(cell) for cell in cells]
 
 
 def _folded_tree(run: Run, tree: str) -> str:
@@ -95,65 +109,83 @@ def _folded_tree(run: Run, tree: str) -> str:
 
 
 def _federation_cards(federation: Federation) -> Iterator[Card]:
-    """Yield the numbers of a federation."""
-    pool, sizes = federation.pool, np.fromiter(federation.sizes.values(), dtype=np.int64)
-    yield Card("Clients", f"{len(federation):,}", _late(federation.newcomers))
-    spread = f"{sizes.min():,} each" if sizes.min() == sizes.max() else f"{sizes.min():,} to {sizes.max():,} each"
-    yield Card("Training examples", f"{sizes.sum():,}", spread)
-    yield Card("Inputs", " × ".join(map(str, pool.input_shape)) or "1", "numbers of an example")
+    """Yield the main numbers of a federation."""
+    pool = federation.pool
     labels = pool.schema.labels
-    yield Card("Task", pool.task, count(labels, "label") if labels else count(pool.outputs, "output"))
+    sizes = np.fromiter(federation.sizes.values(), dtype=np.int64)
+    yield Card("Clients", f"{len(federation):,}", _describe_newcomers(federation.newcomers))
+    spread = f"{sizes.min():,} each"
+    if sizes.min() < sizes.max():
+        spread = f"{sizes.min():,} to {sizes.max():,} each"
+    yield Card("Training examples", f"{sizes.sum():,}", spread)
+    shape = " × ".join(str(size) for size in pool.input_shape)
+    yield Card("Inputs", shape or "1", "numbers of an example")
+    outputs = count(labels, "label") if labels else count(pool.outputs, "output")
+    yield Card("Task", pool.task, outputs)
     if federation.true_clusters is not None:
-        yield Card("True clusters", str(len(set(federation.true_clusters.values()))), "which no method is told")
+        n_clusters = len(set(federation.true_clusters.values()))
+        yield Card("True clusters", str(n_clusters), "unknown to all methods but the oracle")
 
 
-def _late(newcomers: Federation | None) -> str:
+def _describe_newcomers(newcomers: Federation | None) -> str:
     return "" if newcomers is None else f"and {count(len(newcomers), 'newcomer')}, held back"
 
 
-def _targets(federation: Federation, clients: list[int]) -> Iterator[list[int]]:
-    """Yield what the training targets of each client are: how many there are of each label, or in each interval."""
+def _count_targets(federation: Federation, ids: list[int]) -> Iterator[list[int]]:
+    """Yield a histogram of the training targets of each client, by label or by interval."""
     pool = federation.pool
     if pool.task in ("language", "multilabel") or pool.y.dim() > 1:
         return
-    held = [federation.by_id[client] for client in clients]
-    found = [each.labels(pool.y[torch.from_numpy(np.array(each.train))]).numpy() for each in held]
+    targets: list[NDArray[Any]] = []
+    for client_id in ids:
+        client = federation.by_id[client_id]
+        rows = torch.from_numpy(np.array(client.train))
+        targets.append(client.labels(pool.y[rows]).numpy())
     if labels := pool.schema.labels:
-        for mine in found:
-            yield np.bincount(mine[mine != IGNORED].astype(np.int64), minlength=labels).tolist()
+        for of_client in targets:
+            known = of_client[of_client != IGNORED].astype(np.int64)
+            yield np.bincount(known, minlength=labels).tolist()
         return
-    edges = np.histogram_bin_edges(np.concatenate(found), BARS)
-    for mine in found:
-        yield np.histogram(mine, edges)[0].tolist()
+    edges = np.histogram_bin_edges(np.concatenate(targets), BARS)
+    for of_client in targets:
+        yield np.histogram(of_client, edges)[0].tolist()
 
 
-def _comparison(comparison: Comparison) -> str:
-    """Return the table of a comparison, with the intervals drawn, and what there is to say of it."""
-    columns = {name: [*map(markup.shown_as_is, cells)] for name, cells in comparison.columns.items()}
+def _render_comparison(comparison: Comparison) -> str:
+    """Return the table of a comparison, with a column of drawn intervals, and its note."""
     score = comparison.scores[0]
     estimates = [row.scores[score.name] for row in comparison.rows]
-    drawn = {}
-    for name, cells in columns.items():
-        drawn[name] = cells
+    columns: dict[str, list[str]] = {}
+    for name, cells in comparison.columns.items():
+        columns[name] = _escape_cells(cells)
         if name == score.heading:
-            drawn["95 % interval"] = _intervals(estimates)
-    pale = [row.algorithm in BASELINES for row in comparison.rows]
+            columns["95 % interval"] = _draw_intervals(estimates)
+    is_pale = [row.algorithm in BASELINES for row in comparison.rows]
     words = [*WORDS, "95 % interval"]
-    return markup.heading(comparison.title) + markup.table(drawn, words, pale, comparison.note)
+    table = markup.table(columns, words, is_pale, comparison.note)
+    return markup.heading(comparison.title) + table
 
 
-def _intervals(estimates: list[Estimate | None]) -> list[str]:
+def _draw_intervals(estimates: list[Estimate | None]) -> list[str]:
     """Return each estimate as a line with dots, all on one scale."""
-    known = [each for each in estimates if each is not None and np.isfinite(each.values).all()]
-    ends = [each.mean + sign * (each.half_width or 0) for each in known for sign in (-1, 1)]
-    ends += [value for each in known for value in each.values]
-    low, span = min(ends, default=0.0), (max(ends, default=0.0) - min(ends, default=0.0)) or 1.0
+    ends: list[float] = []
+    for estimate in estimates:
+        if estimate is not None and np.isfinite(estimate.values).all():
+            half = estimate.half_width or 0.0
+            ends += [estimate.mean - half, estimate.mean + half, *estimate.values]
+    low = min(ends, default=0.0)
+    span = (max(ends, default=0.0) - low) or 1.0
+    return [_draw_interval(estimate, low, span) for estimate in estimates]
 
-    def drawn(each: Estimate | None) -> str:
-        if each is None or each not in known:
-            return NONE
-        half = each.half_width or 0.0
-        around = [(value - low) / span for value in (each.mean - half, each.mean, each.mean + half)]
-        return markup.interval(around[0], around[1], around[2], [(value - low) / span for value in each.values])
 
-    return [drawn(each) for each in estimates]
+def _draw_interval(estimate: Estimate | None, low: float, span: float) -> str:
+    """Return an estimate on a scale from ``low`` to ``low + span``; a dash if it is not finite."""
+    if estimate is None or not np.isfinite(estimate.values).all():
+        return NONE
+    half = estimate.half_width or 0.0
+    return markup.interval(
+        (estimate.mean - half - low) / span,
+        (estimate.mean - low) / span,
+        (estimate.mean + half - low) / span,
+        values=[(value - low) / span for value in estimate.values],
+    )

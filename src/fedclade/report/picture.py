@@ -1,7 +1,8 @@
-"""What a picture shows, whatever draws it: panels one above the other, marks in them, colours by name.
+"""Library-independent description of pictures: panels with marks, and colours by name.
 
-Pages draw it with Plotly (:mod:`fedclade.report.page.plot`), files with matplotlib (:mod:`fedclade.report.figures`).
-Colours are those of :mod:`fedclade.report.colours`; with an opacity they are written ``@accent/0.25``.
+Pages draw pictures with Plotly (:mod:`fedclade.report.page.plot`), files with matplotlib
+(:mod:`fedclade.report.figures`). Colours are those of :mod:`fedclade.report.colours`; with an
+opacity they are written ``@accent/0.25``.
 """
 
 from __future__ import annotations
@@ -16,20 +17,24 @@ from numpy.typing import NDArray
 from fedclade.report.style import FEW_ROUNDS
 
 Dash = Literal["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"]
-"""How a line is broken, in Plotly's words."""
+"""Dashes of a line, by Plotly's names."""
 
 DASHES: Mapping[str, Dash] = {
-    **{"line": "solid", "dashed": "dash", "dotted": "dot"},
-    **{"dashdotted": "dashdot", "long": "longdash", "longdotted": "longdashdot"},
+    "line": "solid",
+    "dashed": "dash",
+    "dotted": "dot",
+    "dashdotted": "dashdot",
+    "long": "longdash",
+    "longdotted": "longdashdot",
 }
-"""By the shape of a legend's entry; the more lines there are, the further down."""
+"""Dashes by the shape of a legend entry, in the order in which lines use them."""
 
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """A colour, what it stands for, and its shape.
+    """A colour with its label and shape.
 
-    That is one of :data:`DASHES`, or ``dot``, ``ring``, ``box``, ``diamond`` or ``cross``.
+    The shape is one of :data:`DASHES`, or ``dot``, ``ring``, ``box``, ``diamond`` or ``cross``.
     """
 
     colour: str
@@ -38,24 +43,24 @@ class LegendEntry:
 
     @property
     def dash(self) -> Dash:
-        """How its lines are broken."""
+        """Dashes of its lines."""
         return DASHES.get(self.shape, "solid")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Marked:
-    """What lines, dots and bars share."""
+    """Base of lines, dots and bars."""
 
     x: Sequence[float | None]
     y: Sequence[float | None]
     name: str = ""
     hover: str = ""
-    """What a page shows at a point: Plotly's template, in which ``{name}`` stands for the name."""
+    """Text at the pointer on a page, as Plotly's template; ``{name}`` is replaced by the name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line(Marked):
-    """A line through points, broken where there is no number."""
+    """A line through points, interrupted at None."""
 
     colour: str
     width: float = 2
@@ -66,7 +71,7 @@ class Line(Marked):
 
 @dataclass(frozen=True, kw_only=True)
 class Dots(Marked):
-    """Points; colour and size are one for all, or one for each."""
+    """Points; colour and size are common or one for each."""
 
     colour: str | Sequence[str]
     size: float | Sequence[float]
@@ -77,14 +82,14 @@ class Dots(Marked):
 
 @dataclass(frozen=True, kw_only=True)
 class Bars(Marked):
-    """Bars, stacked on those of the marks before."""
+    """Bars, stacked on those of earlier marks."""
 
     colour: str
 
 
 @dataclass(frozen=True)
 class Band:
-    """The room between two lines."""
+    """The area between two lines."""
 
     x: Sequence[float]
     low: Sequence[float]
@@ -98,14 +103,14 @@ class HeatMap:
 
     values: NDArray[np.floating[Any]]
     names: Sequence[str]
-    """Of rows and columns."""
+    """Names of the rows, which are also those of the columns."""
     limit: float
     title: str
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A horizontal line through a panel, with words above its right end."""
+    """A horizontal line through a panel, with a label above its right end."""
 
     y: float
     label: str = ""
@@ -114,7 +119,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Box:
-    """A filled rectangle; of no width or no height it is a line."""
+    """A filled rectangle; without width or height it is a line."""
 
     x0: float
     x1: float
@@ -129,7 +134,7 @@ Mark: TypeAlias = Line | Dots | Bars | Band | HeatMap | Rule | Box
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis: its title, how its numbers are written, and where it begins and ends, if not where data do."""
+    """An axis: its title, the format of its numbers, and its range, by default that of the data."""
 
     title: str = ""
     form: Literal["number", "whole", "share"] = "number"
@@ -138,31 +143,31 @@ class Axis:
     from_zero: bool = False
     grid: bool = True
     ticks: Mapping[float, str] | None = None
-    """Names at places, instead of numbers."""
+    """Labels at places, in place of numbers."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Marks over one y axis."""
+    """Marks with a common y axis."""
 
     marks: Sequence[Mark]
     y: Axis
     share: float = 1.0
-    """Of the height, against the other panels."""
+    """Share of the height, relative to the other panels."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """Panels over one x axis."""
+    """Panels with a common x axis, one above the other."""
 
     title: str
     panels: Sequence[Panel]
     x: Axis
     height: int
-    """Pixels on a page."""
+    """Height on a page in pixels."""
     legend: Sequence[LegendEntry] = ()
     uprights: Mapping[int, str] = field(default_factory=dict[int, str])
-    """Vertical lines through all panels: their place, and what stands above them."""
+    """Labels of vertical lines through all panels, by their place."""
 
 
 def rounds_axis(rounds: int) -> Axis:
@@ -172,17 +177,33 @@ def rounds_axis(rounds: int) -> Axis:
 
 
 def label_rows(picture: Picture, letter: float, rows: int = 3) -> list[tuple[int, str, int]]:
-    """Return the labels of the vertical lines in rows in which they do not overlap: place, text, row from the bottom.
+    """Arrange the labels of vertical lines in rows without overlaps.
 
-    ``letter`` is the width of a letter as a share of the picture's. Labels that no row has room for are left out.
+    Labels without room in any row are left out.
+
+    Parameters
+    ----------
+    picture
+        Picture with the lines.
+    letter
+        Width of a letter, as a share of the picture's width.
+    rows
+        Number of rows.
+
+    Returns
+    -------
+    list of tuple
+        Place, text, and row from the bottom.
     """
     _, end = picture.x.range or (0, 1)
     free_from = [-1.0] * rows
-    found: list[tuple[int, str, int]] = []
+    labels: list[tuple[int, str, int]] = []
     for x, text in picture.uprights.items():
-        place, width = x / end, letter * len(text)
-        row = next((row for row, free in enumerate(free_from) if place - width / 2 >= free), None)
-        if row is not None:
-            free_from[row] = place + width / 2
-            found.append((x, text, row))
-    return found
+        place = x / end
+        width = letter * len(text)
+        for row, free in enumerate(free_from):
+            if place - width / 2 >= free:
+                free_from[row] = place + width / 2
+                labels.append((x, text, row))
+                break
+    return labels

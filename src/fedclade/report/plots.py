@@ -1,4 +1,4 @@
-"""Pictures as Plotly's own figures, for notebooks."""
+"""Pictures as Plotly figures, for notebooks."""
 
 from __future__ import annotations
 
@@ -21,48 +21,74 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 TITLE = 60
-"""Pixels for a title of two lines."""
+"""Height of a title of two lines, in pixels."""
 
 
 def plot_of(run: Run) -> Figure:
-    """Return the score of every cluster over the rounds; see `score_picture`."""
+    """Return a figure of the score of every cluster over the rounds; see `score_picture`."""
     return figure_of(score_picture(RunView(run)), queries.heading(run))
 
 
 def comparison_plot(score: Score, rows: Sequence[ComparisonRow], title: str, data: str) -> Figure:
-    """Return the mean score of every configuration with its interval, and every run as a small dot."""
+    """Return a figure of each mean score with its interval, and of every run as a small dot."""
     marks: list[Line | Dots] = []
     for place, row in enumerate(rows):
-        if (estimate := row.scores[score.name]) is None:
-            continue
-        colour = "@muted" if row.algorithm in BASELINES else "@accent"
-        hover = f"{{name}}<br>{score.label} {score.hover('x')}"
-        if half := estimate.half_width:
-            ends = [estimate.mean - half, estimate.mean + half]
-            marks.append(Line(x=ends, y=[place, place], colour=colour, width=2.5))
-        seeds = [f"seed {seed}" for seed in row.seeds] if len(row.seeds) == len(estimate.values) else []
-        if len(estimate.values) > 1:
-            below = [place + 0.2] * len(estimate.values)
-            dots = Dots(x=estimate.values, y=below, colour=f"{colour}/0.5", size=6, name=row.label, texts=seeds)
-            marks.append(replace(dots, hover=f"{hover} (%{{text}})" if seeds else hover))
-        text = escaped(write_with_interval(score, estimate))
-        mean = f"{{name}}<br>{score.label} {text}"
-        marks.append(Dots(x=[estimate.mean], y=[place], colour=colour, size=12, name=row.label, hover=mean))
+        marks += _draw_row(score, row, place)
     names: dict[float, str] = {place: row.label for place, row in enumerate(rows)}
     y_axis = Axis(ticks=names, range=(len(rows) - 0.5, -0.5), grid=False)
     x_axis = score.axis("mean test")
-    if not x_axis.log and (ends := [x for mark in marks for x in mark.x if x is not None]):
-        room = 0.06 * (max(ends) - min(ends)) or 0.02
-        x_axis = replace(x_axis, range=(min(ends) - room, max(ends) + room))
-    picture = Picture(title, [Panel(marks, y_axis)], x_axis, 150 + 44 * len(rows))
-    figure = figure_of(picture, f"{data}; lines: 95 % intervals over seeds" if data else "")
-    return figure.update_yaxes(tickangle=0)
+    ends: list[float] = []
+    for mark in marks:
+        ends += [x for x in mark.x if x is not None]
+    if ends and not x_axis.log:
+        margin = 0.06 * (max(ends) - min(ends)) or 0.02
+        x_axis = replace(x_axis, range=(min(ends) - margin, max(ends) + margin))
+    picture = Picture(title, [Panel(marks, y_axis)], x_axis, height=150 + 44 * len(rows))
+    subtitle = f"{data}; lines: 95 % intervals over seeds" if data else ""
+    return figure_of(picture, subtitle).update_yaxes(tickangle=0)
+
+
+def _draw_row(score: Score, row: ComparisonRow, place: int) -> list[Line | Dots]:
+    """Return the interval, the runs and the mean of a configuration; nothing without a score."""
+    estimate = row.scores[score.name]
+    if estimate is None:
+        return []
+    marks: list[Line | Dots] = []
+    colour = "@muted" if row.algorithm in BASELINES else "@accent"
+    label = f"{{name}}<br>{score.label}"
+    if half := estimate.half_width:
+        ends = [estimate.mean - half, estimate.mean + half]
+        marks.append(Line(x=ends, y=[place, place], colour=colour, width=2.5))
+    n_values = len(estimate.values)
+    if n_values > 1:
+        # Values cannot be attributed to seeds if a run has no score.
+        is_complete = n_values == len(row.seeds)
+        hover = f"{label} {score.hover('x')}"
+        dots = Dots(
+            x=estimate.values,
+            y=[place + 0.2] * n_values,
+            colour=f"{colour}/0.5",
+            size=6,
+            name=row.label,
+            texts=[f"seed {seed}" for seed in row.seeds] if is_complete else [],
+            hover=f"{hover} (%{{text}})" if is_complete else hover,
+        )
+        marks.append(dots)
+    mean = Dots(
+        x=[estimate.mean],
+        y=[place],
+        colour=colour,
+        size=12,
+        name=row.label,
+        hover=f"{label} {escaped(write_with_interval(score, estimate))}",
+    )
+    return [*marks, mean]
 
 
 def figure_of(picture: Picture, subtitle: str) -> Figure:
-    """Return a picture as Plotly's figure, with a title and a legend.
+    """Return a picture as a Plotly figure, with a title and a legend.
 
-    Its colours are those of a light page; of a dark one where Plotly's default template is a dark one.
+    Colours are those of a light page, or of a dark one if Plotly's default template is dark.
 
     Raises
     ------
@@ -71,25 +97,33 @@ def figure_of(picture: Picture, subtitle: str) -> Figure:
     """
     purpose = "a figure in a notebook"
     objects = import_extra("plotly.graph_objects", "plotly", "notebook", purpose)
-    night = "dark" in str(import_extra("plotly.io", "plotly", "notebook", purpose).templates.default)
+    templates = import_extra("plotly.io", "plotly", "notebook", purpose).templates
+    is_dark = "dark" in str(templates.default)
     drawn = draw(picture)
     layout: dict[str, Any] = drawn["layout"]
     layout["margin"] = {**layout["margin"], "t": layout["margin"]["t"] + TITLE}
     layout["height"] += TITLE
-    words = f"{escaped(picture.title)}<br><sub>{escaped(subtitle)}</sub>"
-    layout["title"] = {"text": words, "x": 0, "xref": "paper", "y": 1, "yref": "container", "yanchor": "top"}
-    layout["title"] |= {"pad": {"t": 18}, "font": {"size": 16}}
+    layout["title"] = {
+        "text": f"{escaped(picture.title)}<br><sub>{escaped(subtitle)}</sub>",
+        "x": 0,
+        "xref": "paper",
+        "y": 1,
+        "yref": "container",
+        "yanchor": "top",
+        "pad": {"t": 18},
+        "font": {"size": 16},
+    }
     layout |= {"paper_bgcolor": "@panel", "plot_bgcolor": "@panel", "template": "none"}
     traces = [trace | {"showlegend": False} for trace in drawn["data"]]
     if picture.legend:
         layout["showlegend"] = True
-        traces += [_entry(entry) for entry in picture.legend]
-    colours = palette(night=night)
+        traces += [_legend_trace(entry) for entry in picture.legend]
+    colours = palette(night=is_dark)
     return objects.Figure(coloured(traces, colours), coloured(layout, colours))
 
 
 def coloured(value: Any, colours: Mapping[str, str]) -> Any:
-    """Return a figure with colours in place of their names, ``@ink`` or ``@accent/0.25`` with an opacity.
+    """Replace names of colours in a figure, ``@ink`` or ``@accent/0.25`` with an opacity.
 
     >>> coloured({"color": ["@ink", "@ink/0.5"]}, {"ink": "#102030"})
     {'color': ['#102030', 'rgba(16,32,48,0.5)']}
@@ -101,16 +135,22 @@ def coloured(value: Any, colours: Mapping[str, str]) -> Any:
     if not isinstance(value, str) or not value.startswith("@"):
         return value
     name, _, opacity = value[1:].partition("/")
-    if name not in colours:  # a name of something else, that begins like one
+    if name not in colours:  # another text that begins with @
         return value
     if not opacity:
         return colours[name]
-    channels = (str(int(colours[name][at : at + 2], 16)) for at in (1, 3, 5))
+    channels = [str(int(colours[name][start : start + 2], 16)) for start in (1, 3, 5)]
     return f"rgba({','.join(channels)},{opacity})"
 
 
-def _entry(entry: LegendEntry) -> dict[str, Any]:
-    """Return a trace that is nowhere to be seen but in the legend."""
-    line = {"color": entry.colour, "width": 2, "dash": entry.dash}
-    shape = {"type": "scatter", "x": [None], "y": [None], "mode": "lines", "line": line}
-    return {**shape, "name": escaped(entry.label), "hoverinfo": "skip"}
+def _legend_trace(entry: LegendEntry) -> dict[str, Any]:
+    """Return a trace that is visible in the legend only."""
+    return {
+        "type": "scatter",
+        "x": [None],
+        "y": [None],
+        "mode": "lines",
+        "line": {"color": entry.colour, "width": 2, "dash": entry.dash},
+        "name": escaped(entry.label),
+        "hoverinfo": "skip",
+    }

@@ -1,4 +1,4 @@
-"""Progress of runs, on a terminal and in a notebook: rounds, clusters, scores."""
+"""Progress bars of runs for terminals and notebooks: rounds, clusters, scores."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from fedclade.report.tables import Terminal
 from fedclade.runs import OnRound, Row, counting
 
 SHOWN = 12
-"""Bars that are on the screen at a time, so that the one that moves is always among them."""
+"""Number of visible bars, the last ones, so that the bar of the current run is among them."""
 
 OFTEN = 0.1
-"""Seconds from one picture in a notebook to the next, at least."""
+"""Least number of seconds between two updates in a notebook."""
 
 
 def progress_bars() -> RunProgress | NotebookProgress:
-    """Return bars for where this is: for a notebook, or for a terminal, and nothing at all where there is neither."""
+    """Return progress bars for a notebook or a terminal; without either, they are not shown."""
     return NotebookProgress() if in_notebook() else RunProgress(Terminal(), quiet=False)
 
 
 class RunProgress:
-    """A bar for every run; nothing at all when quiet or where there is no terminal."""
+    """Progress bars in a terminal, one for every run; hidden if quiet or without a terminal."""
 
     def __init__(self, console: Console, *, quiet: bool) -> None:
         self.quiet = quiet
@@ -53,13 +53,13 @@ class RunProgress:
             yield
 
     def start(self, name: str, rounds: int) -> OnRound:
-        """Add a bar for a run, and return what is to be called after each of its rounds."""
+        """Add a bar for a run, and return the callback for the end of each round."""
         bar = self._bars.add_task(name, total=rounds, state="loading data")
         for task in self._bars.tasks[:-SHOWN]:
             self._bars.update(task.id, visible=False)
 
         def on_round(row: Row, tree: ParameterTree) -> None:
-            self._bars.update(bar, completed=row["round"], state=_state(row, tree))
+            self._bars.update(bar, completed=row["round"], state=_describe_state(row, tree))
 
         return on_round
 
@@ -75,7 +75,7 @@ class _Bar:
 
 
 class NotebookProgress:
-    """The same in the output of a notebook's cell, without widgets: a notebook that is kept shows how it ended."""
+    """Progress bars in a notebook cell, without widgets, so that a saved notebook shows the end."""
 
     def __init__(self) -> None:
         self._bars: list[_Bar] = []
@@ -84,8 +84,8 @@ class NotebookProgress:
 
     @contextmanager
     def shown(self) -> Generator[None]:
-        """Show the bars while the block runs, and leave them there."""
-        from IPython.display import display  # there is one in a notebook
+        """Show the bars while the block runs, and keep them in the output."""
+        from IPython.display import display  # installed wherever a notebook runs
 
         self._place = display(self._content(), raw=True, display_id=True)
         try:
@@ -94,12 +94,14 @@ class NotebookProgress:
             self._show()
 
     def start(self, name: str, rounds: int) -> OnRound:
-        """Add a bar for a run, and return what is to be called after each of its rounds."""
+        """Add a bar for a run, and return the callback for the end of each round."""
         bar = _Bar(name, rounds, perf_counter(), perf_counter())
         self._bars.append(bar)
 
         def on_round(row: Row, tree: ParameterTree) -> None:
-            bar.done, bar.state, bar.until = row["round"], _state(row, tree), perf_counter()
+            bar.done = row["round"]
+            bar.state = _describe_state(row, tree)
+            bar.until = perf_counter()
             if bar.until - self._last >= OFTEN:
                 self._show()
 
@@ -111,22 +113,22 @@ class NotebookProgress:
 
     def _content(self) -> dict[str, str]:
         bars = self._bars[-SHOWN:]
-        lines = [f"{b.name} {b.done}/{b.rounds} {b.state} {duration(b.until - b.since)}" for b in bars]
-        rows = [
-            [
-                markup.shown_as_is(bar.name),
-                f'<progress max="{bar.rounds}" value="{bar.done}"></progress>',
-                f"{bar.done}/{bar.rounds}",
-                markup.shown_as_is(bar.state),
-                duration(bar.until - bar.since),
-            ]
-            for bar in bars
-        ]
+        lines: list[str] = []
+        rows: list[list[str]] = []
+        for bar in bars:
+            rounds = f"{bar.done}/{bar.rounds}"
+            time = duration(bar.until - bar.since)
+            lines.append(f"{bar.name} {rounds} {bar.state} {time}")
+            element = f'<progress max="{bar.rounds}" value="{bar.done}"></progress>'
+            name = markup.escape_text(bar.name)
+            rows.append([name, element, rounds, markup.escape_text(bar.state), time])
         return {"text/plain": "\n".join(lines), "text/html": markup.whole(markup.lines(rows))}
 
 
-def _state(row: Row, tree: ParameterTree) -> str:
-    """Say how a run stands after a round."""
+def _describe_state(row: Row, tree: ParameterTree) -> str:
+    """Return the mean score and the number of clusters after a round."""
     metric, score = counting(row)
-    state = "" if score is None else f"{label_of(metric)} {significant(score)}  "
-    return f"{state}clusters {len(tree.leaves)}"
+    clusters = f"clusters {len(tree.leaves)}"
+    if score is None:
+        return clusters
+    return f"{label_of(metric)} {significant(score)}  {clusters}"

@@ -1,4 +1,4 @@
-"""Several scenarios, each with a comparison of its own, in one report."""
+"""Comparisons of several scenarios in one report: an overview, mean ranks, published figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from math import isfinite
 from statistics import mean
-from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,27 +27,31 @@ from fedclade.report.comparison_files import ComparisonFiles, all_labels, csv_ta
 from fedclade.report.estimates import BASELINES, ComparisonRow, Estimate, with_number, write_score, write_with_interval
 from fedclade.report.formats import NONE, count, number
 from fedclade.report.score import Score
-from fedclade.report.tables import new_table
+from fedclade.report.tables import new_table, wrap_heading
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
+HEADING_WIDTH = 9
+"""Headings of scenarios are broken at spaces beyond this number of characters."""
 
-# Who ranks where over several scenarios: mean ranks, which cannot be told apart, and the picture of
-# both.
-#
-# Friedman's test, and Nemenyi's critical difference (Demšar 2006, "Statistical comparisons of
-# classifiers over multiple data sets", sections 3.2.2 and 3.2.4).
+# Mean ranks over scenarios, with Friedman's test and Nemenyi's critical difference (Demšar 2006,
+# "Statistical comparisons of classifiers over multiple data sets", sections 3.2.2 and 3.2.4).
 
-FEWEST_SETS, FEWEST_METHODS = 4, 3
-"""Below these ranks say nothing."""
+MIN_SETS = 4
+MIN_METHODS = 3
+"""With fewer sets or methods, ranks are not meaningful."""
 
 LEVEL = 0.05
-"""Of mean ranks that are told apart."""
+"""Significance level of Nemenyi's test."""
 
-LINE, BAR, INCHES = 0.5, 0.3, 0.55
-"""Heights of a method and of a bar in the picture, in units of its axes, and how many inches a unit has."""
+LINE_HEIGHT = 0.5
+BAR_HEIGHT = 0.3
+"""Heights of a method and of a bar in the diagram, in units of its axes."""
+
+INCHES_PER_UNIT = 0.55
 
 
 @dataclass(frozen=True)
@@ -58,15 +61,16 @@ class Ranks:
     Parameters
     ----------
     mean
-        By method, the best first.
+        Mean rank of each method, the best first.
     sets
-        How many there are.
+        Number of sets.
     scenarios
-        Of how many scenarios.
+        Number of scenarios.
     p_value
-        Of Friedman's test that all are alike; None if they have the same scores everywhere.
+        p-value of Friedman's test that all methods are equal; None if they have the same scores
+        everywhere.
     critical
-        By how much mean ranks must differ at least to be told apart, at 5 %.
+        Smallest difference of two mean ranks that is significant, at a level of 5 %.
     """
 
     mean: Mapping[str, float]
@@ -76,32 +80,42 @@ class Ranks:
     critical: float
 
     def alike(self) -> list[tuple[str, str]]:
-        """Return the longest runs of methods that cannot be told apart, as the first and the last of each."""
+        """Return the maximal groups without a significant difference, as first and last method."""
         names = list(self.mean)
-        last = [max(j for j, b in enumerate(names) if self.mean[b] - self.mean[a] < self.critical) for a in names]
-        return [(names[i], names[j]) for i, j in enumerate(last) if j > i and (i == 0 or j > last[i - 1])]
+        last_alike: list[int] = []
+        for name in names:
+            bound = self.mean[name] + self.critical
+            alike = [i for i, other in enumerate(names) if self.mean[other] < bound]
+            last_alike.append(max(alike))
+        groups: list[tuple[str, str]] = []
+        for i, last in enumerate(last_alike):
+            is_contained = i > 0 and last <= last_alike[i - 1]
+            if last > i and not is_contained:
+                groups.append((names[i], names[last]))
+        return groups
 
     @property
     def title(self) -> str:
-        """Over what they are."""
-        return f"Mean ranks over {count(self.scenarios, 'scenario')}, {count(self.sets, 'run')} each"
+        """Title of the table, with the numbers of scenarios and of runs."""
+        scenarios = count(self.scenarios, "scenario")
+        return f"Mean ranks over {scenarios}, {count(self.sets, 'run')} each"
 
     @property
     def note(self) -> str:
-        """What they tell."""
+        """Explanation below the table."""
         p_value = NONE if self.p_value is None else f"{self.p_value:.1g}"
         return (
-            f"1 is the best. Friedman's p = {p_value}; ranks that differ by less than {self.critical:.2f} are not told "
-            "apart (Nemenyi, 5 %)."
+            f"1 is the best. Friedman's p = {p_value}; ranks that differ by less than "
+            f"{self.critical:.2f} do not differ significantly (Nemenyi, 5 %)."
         )
 
     @property
     def rows(self) -> list[list[str]]:
         """Each method with its mean rank."""
-        return [[method, f"{mean:.1f}"] for method, mean in self.mean.items()]
+        return [[method, f"{mean_rank:.1f}"] for method, mean_rank in self.mean.items()]
 
     def table(self) -> Group:
-        """Return them for the terminal; what is said of them is wider than the table."""
+        """Return the ranks for the terminal; title and note are wider than the table."""
         table = new_table("")
         table.add_column("config", no_wrap=True)
         table.add_column("mean rank", justify="right")
@@ -110,56 +124,85 @@ class Ranks:
         return Group(Text(self.title, style="bold"), table, self.note)
 
     def markdown(self) -> str:
-        """Return them as Markdown, with a title and a note."""
-        return f"**{self.title}**\n\n{markdown_table(['config', 'mean rank'], self.rows)}\n\n{self.note}"
+        """Return the ranks as Markdown, with a title and a note."""
+        table = markdown_table(["config", "mean rank"], self.rows)
+        return f"**{self.title}**\n\n{table}\n\n{self.note}"
 
 
-def ranks_of(scores: Mapping[tuple[str, int], Mapping[str, float]]) -> Ranks | None:
-    """Return the ranks of methods that have all run in the same sets; None if these are too few.
+Set = tuple[str, int]
+"""Scenario and seed."""
 
-    Of all choices of methods and sets without a gap, by how many sets a method has run in, that of the most scenarios,
-    and of these that of the most methods.
+
+def rank_methods(scores: Mapping[Set, Mapping[str, float]]) -> Ranks | None:
+    """Rank methods that have all run in the same sets; None if too few have.
+
+    Methods are added in the order of how many sets they have run in. Of all such choices of
+    methods, with the sets in which all of them have run, the one with the most scenarios is
+    ranked, and of these the one with the most methods.
 
     Parameters
     ----------
     scores
-        By scenario and seed: the score of each method, of which more is better.
+        Score of each method by scenario and seed; higher is better.
     """
-    ran = {method: sum(method in each for each in scores.values()) for each in scores.values() for method in each}
-    ordered = sorted(ran, key=lambda method: (-ran[method], method))
-    choices: list[tuple[list[str], list[tuple[str, int]]]] = []
-    for k in range(FEWEST_METHODS, len(ordered) + 1):
-        whole = [key for key, each in scores.items() if {*ordered[:k]} <= each.keys()]
-        if len(whole) >= FEWEST_SETS:
-            choices.append((ordered[:k], whole))
+    choices = _list_choices(scores)
     if not choices:
         return None
-    from scipy import stats  # imported late, since it takes long
+    from scipy import stats  # imported here because it takes long
 
-    methods, keys = max(choices, key=lambda choice: (len({scenario for scenario, _ in choice[1]}), len(choice[0])))
-    table = np.array([[scores[key][method] for method in methods] for key in keys])
-    means = stats.rankdata(-table, axis=1).mean(0).tolist()
+    methods, sets = max(choices, key=lambda choice: (_count_scenarios(choice[1]), len(choice[0])))
+    rows = [_select_scores(scores[key], methods) for key in sets]
+    table = np.array(rows)
     n, k = table.shape
-    critical = stats.studentized_range.ppf(1 - LEVEL, k, np.inf) / np.sqrt(2) * np.sqrt(k * (k + 1) / (6 * n))
-    with np.errstate(invalid="ignore"):
+    mean_ranks = stats.rankdata(-table, axis=1).mean(0).tolist()
+    quantile = stats.studentized_range.ppf(1 - LEVEL, k, np.inf) / np.sqrt(2)
+    critical = quantile * np.sqrt(k * (k + 1) / (6 * n))
+    with np.errstate(invalid="ignore"):  # equal scores everywhere have no p-value
         p_value = float(stats.friedmanchisquare(*table.T).pvalue)
     return Ranks(
-        {method: mean for mean, method in sorted(zip(means, methods, strict=True))},
+        {method: rank for rank, method in sorted(zip(mean_ranks, methods, strict=True))},
         sets=n,
-        scenarios=len({scenario for scenario, _ in keys}),
+        scenarios=_count_scenarios(sets),
         p_value=p_value if np.isfinite(p_value) else None,
         critical=float(critical),
     )
 
 
+def _list_choices(scores: Mapping[Set, Mapping[str, float]]) -> list[tuple[list[str], list[Set]]]:
+    """Return all large enough choices of methods, with the sets in which all of them have run."""
+    n_sets: dict[str, int] = defaultdict(int)
+    for by_method in scores.values():
+        for method in by_method:
+            n_sets[method] += 1
+    ordered = sorted(n_sets, key=lambda method: (-n_sets[method], method))
+    choices: list[tuple[list[str], list[Set]]] = []
+    for k in range(MIN_METHODS, len(ordered) + 1):
+        methods = ordered[:k]
+        complete = [key for key, by_method in scores.items() if by_method.keys() >= {*methods}]
+        if len(complete) >= MIN_SETS:
+            choices.append((methods, complete))
+    return choices
+
+
+def _count_scenarios(sets: Sequence[Set]) -> int:
+    return len({scenario for scenario, _ in sets})
+
+
+def _select_scores(by_method: Mapping[str, float], methods: Sequence[str]) -> list[float]:
+    return [by_method[method] for method in methods]
+
+
 def rank_figure(ranks: Ranks) -> Figure:
-    """Draw the critical-difference diagram: methods on an axis of ranks, and bars over those not told apart."""
-    names, bars = list(ranks.mean), ranks.alike()
-    half = (len(names) + 1) // 2
-    low, high = 1, len(names)
-    top = BAR * (len(bars) + 1)
-    bottom, margin = -top - LINE * half, 0.03 * (high - low)
-    figure = style.new_figure(9.6, style.HEADER + INCHES * (1.2 - bottom))
+    """Draw the critical-difference diagram: methods on an axis of ranks, bars over similar ones."""
+    names = list(ranks.mean)
+    bars = ranks.alike()
+    n_left = (len(names) + 1) // 2  # methods whose labels are at the left
+    top = BAR_HEIGHT * (len(bars) + 1)
+    bottom = -top - LINE_HEIGHT * n_left
+    low = 1
+    high = len(names)
+    margin = 0.03 * (high - low)
+    figure = style.new_figure(9.6, style.HEADER + INCHES_PER_UNIT * (1.2 - bottom))
     axes = figure.subplots()
     axes.set_xlim(low - 7 * margin, high + 7 * margin)
     axes.set_ylim(bottom, 1.2)
@@ -168,38 +211,50 @@ def rank_figure(ranks: Ranks) -> Figure:
     for tick in range(low, high + 1):
         axes.plot([tick, tick], [0, 0.12], color=style.INK, lw=1)
         axes.text(tick, 0.2, f"{tick}", ha="center", va="bottom", fontsize=9.5, color=style.INK)
-    for place, name in enumerate(names):
-        left = place < half
-        y = -top - LINE * (place if left else len(names) - 1 - place)
-        end = low - margin if left else high + margin
-        axes.plot([ranks.mean[name], ranks.mean[name], end], [0, y, y], color=style.MUTED, lw=0.8, gid="method")
-        text = f"{name}  {ranks.mean[name]:.1f}" if left else f"{ranks.mean[name]:.1f}  {name}"
-        axes.text(end, y, f" {text} ", ha="right" if left else "left", va="center", fontsize=9.5, color=style.INK)
-    for row, (first, last) in enumerate(bars):
-        span = [ranks.mean[first] - margin / 3, ranks.mean[last] + margin / 3]
-        axes.plot(span, [-BAR * (row + 1)] * 2, color=style.ACCENT, lw=3, solid_capstyle="round", gid="alike")
-    axes.plot([low, low + ranks.critical], [0.9, 0.9], color=style.ACCENT, lw=3, solid_capstyle="round")
-    told = f"  critical difference {ranks.critical:.2f}"
-    axes.text(low + ranks.critical, 0.9, told, va="center", fontsize=9.5, color=style.INK)
-    style.set_title(
-        figure, ranks.title, "the best at the left; a bar joins those that are not told apart (Nemenyi, 5 %)"
-    )
+    for i, name in enumerate(names):
+        if i < n_left:
+            y = -top - LINE_HEIGHT * i
+            _draw_method(axes, name, ranks.mean[name], y, low - margin, is_left=True)
+        else:
+            y = -top - LINE_HEIGHT * (len(names) - 1 - i)
+            _draw_method(axes, name, ranks.mean[name], y, high + margin, is_left=False)
+    for row, (first, last) in enumerate(bars, start=1):
+        ends = [ranks.mean[first] - margin / 3, ranks.mean[last] + margin / 3]
+        height = -BAR_HEIGHT * row
+        bar_look: dict[str, Any] = {"lw": 3, "solid_capstyle": "round", "gid": "alike"}
+        axes.plot(ends, [height, height], color=style.ACCENT, **bar_look)
+    end = low + ranks.critical
+    axes.plot([low, end], [0.9, 0.9], color=style.ACCENT, lw=3, solid_capstyle="round")
+    text = f"  critical difference {ranks.critical:.2f}"
+    axes.text(end, 0.9, text, va="center", fontsize=9.5, color=style.INK)
+    explanation = "the best at the left; a bar joins methods without a significant difference"
+    style.set_title(figure, ranks.title, f"{explanation} (Nemenyi, 5 %)")
     return figure
 
 
-# What others have printed of some scenarios, beside what came out here.
+def _draw_method(axes: Axes, name: str, rank: float, y: float, end: float, *, is_left: bool) -> None:
+    """Draw the line from a method's place on the axis of ranks to its label."""
+    axes.plot([rank, rank, end], [0, y, y], color=style.MUTED, lw=0.8, gid="method")
+    text = f" {name}  {rank:.1f} " if is_left else f" {rank:.1f}  {name} "
+    side = "right" if is_left else "left"
+    axes.text(end, y, text, ha=side, va="center", fontsize=9.5, color=style.INK)
+
+
+# Published figures of some scenarios, next to the results of this library.
 
 
 @dataclass(frozen=True, eq=False)
-class BesidePrinted:
-    """The figures of one source, and ours: means over the scenarios of each of its groups, where all have run.
+class PublishedFigures:
+    """Figures published by one source next to own results: means over each group of scenarios.
+
+    A mean is given only if a configuration has run in all scenarios of the group.
 
     Parameters
     ----------
     groups
-        What is printed of each group.
+        Published figures of each group of scenarios.
     means
-        By configuration and scenario: our scores, in the unit of what is printed.
+        Own score by configuration and scenario, in the unit of the published figures.
     """
 
     groups: Sequence[Printed]
@@ -207,78 +262,83 @@ class BesidePrinted:
 
     @property
     def title(self) -> str:
-        """What is in the table."""
-        return f"Printed by {self.groups[0].source}, and ours"
+        """Title of the table."""
+        return f"Published by {self.groups[0].source}, and reproduced with fedclade"
 
     @property
     def columns(self) -> list[str]:
-        """The headings."""
-        return ["config", *(f"{each.name}, {whose}" for each in self.groups for whose in ("theirs", "ours"))]
+        """Headings of the table."""
+        columns = ["config"]
+        for group in self.groups:
+            columns += [f"{group.name}, published", f"{group.name}, fedclade"]
+        return columns
 
     @cached_property
     def rows(self) -> list[list[str]]:
-        """The cells of each configuration of which there is something."""
-        labels = dict.fromkeys([*self.means, *(label for each in self.groups for label in each.figures)])
-        ours = [self._ours(each) for each in self.groups]
-        rows = [
-            [
-                label,
-                *(
-                    number(of[label], 1) if label in of else ""
-                    for each, mine in zip(self.groups, ours, strict=True)
-                    for of in (each.figures, mine)
-                ),
-            ]
-            for label in labels
-        ]
-        return [row for row in rows if any(row[1:])]
+        """Cells of each configuration that has a published figure or an own result."""
+        labels = dict.fromkeys(self.means)
+        for group in self.groups:
+            labels.update(dict.fromkeys(group.figures))
+        results = [self._group_means(group) for group in self.groups]
+        rows: list[list[str]] = []
+        for label in labels:
+            cells: list[str] = []
+            for group, own in zip(self.groups, results, strict=True):
+                cells += [_write_figure(group.figures, label), _write_figure(own, label)]
+            if any(cells):
+                rows.append([label, *cells])
+        return rows
 
     def table(self) -> Table:
-        """Return it for the terminal."""
+        """Return the table for the terminal."""
         table = new_table(self.title, collapse_padding=True)
         for name in self.columns:
-            words = name == "config"
-            table.add_column(fill(name, 9, break_long_words=False), justify="left" if words else "right", no_wrap=True)
+            side = "left" if name == "config" else "right"
+            table.add_column(wrap_heading(name, HEADING_WIDTH), justify=side, no_wrap=True)
         for label, *cells in self.rows:
             table.add_row(escape(label), *cells)
         return table
 
     def markdown(self) -> str:
-        """Return it as Markdown, with a title."""
+        """Return the table as Markdown, with a title."""
         return f"**{self.title}**\n\n{markdown_table(self.columns, self.rows)}"
 
     def as_dicts(self) -> list[dict[str, Any]]:
-        """Return what is printed of each group, with ours."""
-        return [{**asdict(each), "ours": self._ours(each)} for each in self.groups]
+        """Return the published figures of each group, and the own means as ``ours``."""
+        return [{**asdict(group), "ours": self._group_means(group)} for group in self.groups]
 
-    def _ours(self, group: Printed) -> dict[str, float]:
+    def _group_means(self, group: Printed) -> dict[str, float]:
         """Return the mean over a group of each configuration that has run in all of it."""
-        return {
-            label: mean(scores[name] for name in group.scenarios)
-            for label, scores in self.means.items()
-            if scores.keys() >= {*group.scenarios}
-        }
+        means: dict[str, float] = {}
+        for label, scores in self.means.items():
+            if scores.keys() >= {*group.scenarios}:
+                means[label] = mean(scores[name] for name in group.scenarios)
+        return means
+
+
+def _write_figure(figures: Mapping[str, float], label: str) -> str:
+    return number(figures[label], 1) if label in figures else ""
 
 
 ORACLE = "oracle"
-"""It is told the true clusters, and has no rank."""
+"""Algorithm that is given the true clusters; it has no rank."""
 
 
 @dataclass(frozen=True, eq=False)
 class SuiteComparison(ComparisonFiles):
-    """Algorithms by scenarios: the comparison of each scenario, one below the other.
+    """Comparison of algorithms in several scenarios, one below the other.
 
     Parameters
     ----------
     scenarios
-        By the scenario's name.
+        Comparison of each scenario, by its name.
     printed
-        What others have printed of some of them, for a table of theirs and ours.
+        Published figures of some scenarios, for a table of these and the own results.
 
     Raises
     ------
     ConfigError
-        If there is none.
+        If there is no scenario.
     """
 
     scenarios: Mapping[str, Comparison]
@@ -289,60 +349,67 @@ class SuiteComparison(ComparisonFiles):
             raise ConfigError("a suite should have at least 1 scenario, got 0")
 
     def table(self, width: int | None = None) -> Group:
-        """Return the table of every scenario for the terminal, the overview, mean ranks, and printed figures.
+        """Return the tables for the terminal: each scenario, overview, ranks, published figures.
 
         See :meth:`Comparison.table`.
         """
-        last: list[RenderableType] = [] if self.ranks is None else [self.ranks.table()]
-        last += [each.table() for each in self._beside_printed]
-        return Group(*(each.table(width) for each in self.scenarios.values()), *self.overview(width), *last)
+        parts: list[RenderableType] = []
+        parts += [comparison.table(width) for comparison in self.scenarios.values()]
+        parts += self.overview(width)
+        if self.ranks is not None:
+            parts.append(self.ranks.table())
+        parts += [published.table() for published in self._published]
+        return Group(*parts)
 
     def overview(self, width: int | None = None) -> list[Table]:
-        """Return algorithms by scenarios for the terminal: mean scores, and ARI where it is known.
+        """Return algorithms by scenarios for the terminal: mean scores, and ARI where known.
 
-        In as many tables, one below the other, as it takes for each to fit into ``width`` columns; by default in one.
+        Parameters
+        ----------
+        width
+            Columns of the terminal; a wider overview is divided into several tables, one below
+            the other. By default there is one table.
         """
-        headings = [fill(name, 9, break_long_words=False) for name in self._headings]
+        headings = [wrap_heading(name, HEADING_WIDTH) for name in self._headings]
         cells = self._cells(write_score)
-        wide = [
-            max(map(len, [*heading.split("\n"), *(row[place] for row in cells.values())]))
-            for place, heading in enumerate(headings)
-        ]
-        label, blocks = max(map(len, ["config", *cells])), list[list[int]]()
-        for place in range(len(headings)):
-            together = sum(2 + wide[other] for other in [*(blocks[-1] if blocks else ()), place])
-            if not blocks or (width is not None and 2 + label + together > width):
-                blocks.append([])
-            blocks[-1].append(place)
-        return [self._block(self.title if block is blocks[0] else "", headings, cells, block) for block in blocks]
+        blocks = _divide_columns(headings, cells, width)
+        tables: list[Table] = []
+        for i, block in enumerate(blocks):
+            title = self.title if i == 0 else ""
+            tables.append(self._overview_table(title, headings, cells, block))
+        return tables
 
-    def _block(
+    def _overview_table(
         self, title: str, headings: Sequence[str], cells: Mapping[str, Sequence[str]], places: Sequence[int]
     ) -> Table:
-        """Return the overview of some of the scenarios."""
+        """Return the overview of the scenarios at some places."""
         table = new_table(title, collapse_padding=True)
         table.add_column("config", no_wrap=True)
         for place in places:
             table.add_column(headings[place], justify="right", no_wrap=True)
         for label, rows in self._by_label.items():
-            if any(cells[label][place] for place in places):
-                dim = next(row for row in rows if row is not None).algorithm in BASELINES
-                table.add_row(escape(label), *(cells[label][place] for place in places), style="dim" if dim else None)
+            texts = [cells[label][place] for place in places]
+            if any(texts):
+                row = next(row for row in rows if row is not None)
+                is_baseline = row.algorithm in BASELINES
+                table.add_row(escape(label), *texts, style="dim" if is_baseline else None)
         return table
 
     @property
     def columns(self) -> Mapping[str, Sequence[str]]:
-        """The overview for people: the cells of each column, by its name."""
+        """Cells of each column of the overview, by its heading."""
         cells = self._cells(write_with_interval)
-        columns = zip(*cells.values(), strict=True)
-        return {"config": [*cells], **dict(zip(self._headings, map(list, columns), strict=True))}
+        columns: dict[str, list[str]] = {"config": list(cells)}
+        for place, heading in enumerate(self._headings):
+            columns[heading] = [row[place] for row in cells.values()]
+        return columns
 
     def frame(self) -> DataFrame:
-        """Return the numbers of :meth:`csv` as a pandas data frame; see :meth:`Comparison.frame`."""
-        each = [comparison.frame().assign(scenario=name) for name, comparison in self.scenarios.items()]
+        """Return the numbers of :meth:`csv` as a data frame; see :meth:`Comparison.frame`."""
+        frames = [comparison.frame().assign(scenario=name) for name, comparison in self.scenarios.items()]
         pandas = import_extra("pandas", "pandas", "notebook", "SuiteComparison.frame")
-        found = pandas.concat(each, ignore_index=True)
-        return found[["scenario", *found.columns.drop("scenario")]]
+        frame = pandas.concat(frames, ignore_index=True)
+        return frame[["scenario", *frame.columns.drop("scenario")]]
 
     def __repr__(self) -> str:
         return f"SuiteComparison({', '.join(self.scenarios)})"
@@ -350,79 +417,105 @@ class SuiteComparison(ComparisonFiles):
     def markdown(self) -> str:
         """Return the overview and the table of every scenario as Markdown."""
         cells = self._cells(write_with_interval)
-        overview = markdown_table(["config", *self._headings], [[label, *row] for label, row in cells.items()])
-        tables = "\n".join(comparison.markdown() for comparison in self.scenarios.values())
-        ranks = "" if self.ranks is None else f"{self.ranks.markdown()}\n\n"
-        printed = "".join(f"{each.markdown()}\n\n" for each in self._beside_printed)
-        return f"**{self.title}**\n\n{overview}\n\n{ranks}{printed}{tables}"
+        rows = [[label, *row] for label, row in cells.items()]
+        parts = [f"**{self.title}**", markdown_table(["config", *self._headings], rows)]
+        if self.ranks is not None:
+            parts.append(self.ranks.markdown())
+        parts += [published.markdown() for published in self._published]
+        parts.append("\n".join(comparison.markdown() for comparison in self.scenarios.values()))
+        return "\n\n".join(parts)
 
     def csv(self) -> str:
-        """Return one CSV table whose first column is the scenario; see :meth:`Comparison.csv` for the others."""
-        tables = {name: csv.DictReader(io.StringIO(each.csv())) for name, each in self.scenarios.items()}
-        return csv_table([{"scenario": name, **row} for name, rows in tables.items() for row in rows])
+        """Return one CSV table with the scenario as first column; see :meth:`Comparison.csv`."""
+        rows: list[dict[str, Any]] = []
+        for name, comparison in self.scenarios.items():
+            table = csv.DictReader(io.StringIO(comparison.csv()))
+            rows += [{"scenario": name, **row} for row in table]
+        return csv_table(rows)
 
     def json(self) -> str:
-        """Return the comparisons as JSON, by scenario, mean ranks, and printed figures; see :meth:`Comparison.json`."""
-        scenarios = {name: json.loads(comparison.json()) for name, comparison in self.scenarios.items()}
-        ranks = {} if self.ranks is None else {"ranks": asdict(self.ranks)}
-        groups = [each for source in self._beside_printed for each in source.as_dicts()]
-        printed = {"printed": groups} if groups else {}
-        return json.dumps({"scenarios": scenarios, **ranks, **printed}, indent=2) + "\n"
+        """Return comparisons by scenario, ranks and published figures as JSON.
+
+        See :meth:`Comparison.json`.
+        """
+        content: dict[str, Any] = {
+            "scenarios": {name: json.loads(comparison.json()) for name, comparison in self.scenarios.items()}
+        }
+        if self.ranks is not None:
+            content["ranks"] = asdict(self.ranks)
+        groups: list[dict[str, Any]] = []
+        for published in self._published:
+            groups += published.as_dicts()
+        if groups:
+            content["printed"] = groups
+        return json.dumps(content, indent=2) + "\n"
 
     def figure(self) -> Figure:
         """Draw a panel for each scenario; see `suite_figure`."""
-        return suite_figure({name: (self._score_of[name], each.rows) for name, each in self.scenarios.items()})
+        panels = {name: (self._score_of[name], comparison.rows) for name, comparison in self.scenarios.items()}
+        return suite_figure(panels)
 
     def figures(self) -> dict[str, Figure]:
         """Draw the panels, and the diagram of mean ranks as ``ranks``, if there are any."""
-        ranks = {} if self.ranks is None else {"ranks": rank_figure(self.ranks)}
-        return {**super().figures(), **ranks}
+        figures = super().figures()
+        if self.ranks is not None:
+            figures["ranks"] = rank_figure(self.ranks)
+        return figures
 
     @cached_property
     def ranks(self) -> Ranks | None:
-        """Mean ranks of all configurations that need not know the truth; None if too few have run in too few scenarios.
+        """Mean ranks of all configurations except the oracle; None if too few can be ranked.
 
-        A rank is of one seed of one scenario, by the metric that the overview shows.
+        A rank is that of one seed in one scenario, by the metric of the overview.
         """
-        scores: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
+        scores: dict[Set, dict[str, float]] = defaultdict(dict)
         for name, comparison in self.scenarios.items():
             score = self._score_of[name]
             for label, runs in comparison.runs.items():
-                for summary in (run.summary for run in runs):
-                    mean = score.mean(summary) if score.is_of(summary) else None
-                    if summary["algorithm"] != ORACLE and mean is not None and isfinite(mean):
-                        scores[name, summary["seed"]][label] = score.sign * mean
-        return ranks_of(scores)
+                for run in runs:
+                    value = _rankable_score(score, run.summary)
+                    if value is not None:
+                        scores[name, run.summary["seed"]][label] = value
+        return rank_methods(scores)
 
     @cached_property
-    def _beside_printed(self) -> list[BesidePrinted]:
-        """What is printed, and ours, by where it stands."""
+    def _published(self) -> list[PublishedFigures]:
+        """Published figures with own results, one object for each source."""
         means: dict[str, dict[str, float]] = defaultdict(dict)
         for name, comparison in self.scenarios.items():
             score = self._score_of[name]
+            unit = 100 if score.share else 1
             for row in comparison.rows:
-                if (estimate := row.scores[score.name]) is not None:
-                    means[row.label][name] = estimate.mean * (100 if score.share else 1)
-        sources = dict.fromkeys(each.source for each in self.printed)
-        return [BesidePrinted([p for p in self.printed if p.source == source], means) for source in sources]
+                estimate = row.scores[score.name]
+                if estimate is not None:
+                    means[row.label][name] = estimate.mean * unit
+        by_source: dict[str, list[Printed]] = {}
+        for printed in self.printed:
+            by_source.setdefault(printed.source, []).append(printed)
+        return [PublishedFigures(groups, means) for groups in by_source.values()]
 
     @cached_property
     def _score_of(self) -> dict[str, Score]:
-        """The metric of each scenario: the first that all have, or else the one that counts in it."""
-        first, *others = self.scenarios.values()
-        shared = [score for score in first.scores if all(score in each.scores for each in others)]
-        return {name: (shared or each.scores)[0] for name, each in self.scenarios.items()}
+        """Metric of each scenario: the first that all scenarios have, or else its own first."""
+        comparisons = list(self.scenarios.values())
+        shared = [
+            score for score in comparisons[0].scores if all(score in comparison.scores for comparison in comparisons)
+        ]
+        return {name: (shared or comparison.scores)[0] for name, comparison in self.scenarios.items()}
 
     @property
     def title(self) -> str:
-        """What the overview shows."""
-        score, *others = dict.fromkeys(self._score_of.values())
-        what = "Scores" if others else f"{score.title} in percent" if score.share else score.title
-        return f"{what}, mean of the clients and seeds; ARI where the true clusters are known"
+        """Title of the overview, with the metric if all scenarios have the same."""
+        scores = set(self._score_of.values())
+        subject = "Scores"
+        if len(scores) == 1:
+            score = scores.pop()
+            subject = f"{score.title} in percent" if score.share else score.title
+        return f"{subject}, mean of the clients and seeds; ARI where the true clusters are known"
 
     @property
     def _headings(self) -> list[str]:
-        """The scenarios, with their metrics if they have not the same."""
+        """Names of the scenarios, with their metrics if these differ."""
         scores = self._score_of
         if len(set(scores.values())) == 1:
             return list(scores)
@@ -430,18 +523,58 @@ class SuiteComparison(ComparisonFiles):
 
     @cached_property
     def _by_label(self) -> dict[str, list[ComparisonRow | None]]:
-        """For each configuration its row in every scenario; None where it has none."""
-        rows = [{row.label: row for row in comparison.rows} for comparison in self.scenarios.values()]
+        """Row of each configuration in every scenario; None where it has not run."""
+        rows = [_index_rows(comparison) for comparison in self.scenarios.values()]
         labels = all_labels(comparison.rows for comparison in self.scenarios.values())
-        return {label: [each.get(label) for each in rows] for label in labels}
+        by_label: dict[str, list[ComparisonRow | None]] = {}
+        for label in labels:
+            by_label[label] = [by_name.get(label) for by_name in rows]
+        return by_label
 
-    def _cells(self, written: Callable[[Score, Estimate | None], str]) -> dict[str, list[str]]:
-        """Return for each configuration its score in every scenario and, where it is known, its ARI."""
-
-        def cell(score: Score, row: ComparisonRow | None) -> str:
-            if row is None:
-                return ""
-            return with_number(row, score, written) + ("" if row.ari is None else f"  {number(row.ari.mean)}")
-
+    def _cells(self, write: Callable[[Score, Estimate | None], str]) -> dict[str, list[str]]:
+        """Return the score of each configuration in every scenario, with its ARI if known."""
         scores = list(self._score_of.values())
-        return {label: [*map(cell, scores, rows)] for label, rows in self._by_label.items()}
+        cells: dict[str, list[str]] = {}
+        for label, rows in self._by_label.items():
+            pairs = zip(scores, rows, strict=True)
+            cells[label] = [_write_cell(score, row, write) for score, row in pairs]
+        return cells
+
+
+def _divide_columns(headings: Sequence[str], cells: Mapping[str, Sequence[str]], width: int | None) -> list[list[int]]:
+    """Divide the places of columns into blocks that fit into ``width``, the labels included."""
+    label_width = max(len(label) for label in ["config", *cells])
+    blocks: list[list[int]] = []
+    used = 0
+    for place, heading in enumerate(headings):
+        texts = [*heading.split("\n"), *(row[place] for row in cells.values())]
+        needed = 2 + max(len(text) for text in texts)
+        fits = width is None or 2 + label_width + used + needed <= width
+        if not blocks or not fits:
+            blocks.append([])
+            used = 0
+        blocks[-1].append(place)
+        used += needed
+    return blocks
+
+
+def _rankable_score(score: Score, summary: Mapping[str, Any]) -> float | None:
+    """Return a run's mean score, higher being better; None if it has none or is the oracle's."""
+    if summary["algorithm"] == ORACLE or not score.is_of(summary):
+        return None
+    value = score.mean(summary)
+    if value is None or not isfinite(value):
+        return None
+    return score.sign * value
+
+
+def _index_rows(comparison: Comparison) -> dict[str, ComparisonRow]:
+    return {row.label: row for row in comparison.rows}
+
+
+def _write_cell(score: Score, row: ComparisonRow | None, write: Callable[[Score, Estimate | None], str]) -> str:
+    """Write a score, with the ARI if known; empty for a configuration that has not run."""
+    if row is None:
+        return ""
+    text = with_number(row, score, write)
+    return text if row.ari is None else f"{text}  {number(row.ari.mean)}"

@@ -1,6 +1,6 @@
-"""Sweeps: search for the settings of a config that do best on validation data.
+"""Sweeps: search for the settings of a config with the best score on validation data.
 
-The command line imports it; it imports configs, whose runs a sweep makes, and reports, which it ends in.
+The command line imports this package; it imports configs and reports.
 """
 
 from fedclade.sweeps.result import SweepResult, TrialRow, short

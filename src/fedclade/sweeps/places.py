@@ -1,4 +1,4 @@
-"""Where trials run: in this process, in others beside it, or as tasks of a Ray cluster."""
+"""Executors of trials: in this process, in other processes, or as tasks on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -19,44 +19,45 @@ from fedclade.sweeps.study import Job, Outcome, run_trial
 from fedclade.training import Actors, Cluster
 
 SECONDS = 0.2
-"""How often somebody who waits for a trial looks whether the sweep is to stop."""
+"""Interval of the checks whether a sweep should stop, in seconds."""
 
 PATIENCE = 10.0
-"""Seconds that a process may take to end."""
+"""Seconds to wait for the end of a process."""
 
 MAIN_GUARD = "put the call under: if __name__ == '__main__':"
 
 _READY = "ready"
-"""What a process says when it has started."""
+"""First message of each process, once it has started."""
 
 Stop = Callable[[], bool]
 
 
-class Place(ABC):
-    """Runs trials, as many side by side as it has room for."""
+class Executor(ABC):
+    """Executor of trials, with a number of parallel ones."""
 
     count: int
+    """Number of parallel trials."""
 
     @abstractmethod
     def begin(self, job: Job) -> Any:
-        """Begin a trial; return what :meth:`outcome` takes."""
+        """Start a trial, and return a handle for :meth:`outcome`."""
 
     @abstractmethod
     def outcome(self, begun: Any, stop: Stop) -> Outcome:
-        """Wait for a trial.
+        """Wait for a trial, and return its outcome.
 
         Raises
         ------
         RunError
-            If what it ran in has died.
+            If its process or task has died.
         """
 
-    def close(self) -> None:  # noqa: B027 -- nothing does, unless a place says so
-        """End whatever runs beside this process."""
+    def close(self) -> None:  # noqa: B027 -- most executors have nothing to close
+        """Stop all other processes of the executor."""
 
 
-class Here(Place):
-    """Runs trials one after the other, in this process."""
+class SerialExecutor(Executor):
+    """Executor that runs trials one after the other, in this process."""
 
     count = 1
 
@@ -68,110 +69,119 @@ class Here(Place):
         return run_trial(job, self._start, self._stop)
 
     def outcome(self, begun: Outcome, stop: Stop) -> Outcome:
-        """Return how it went."""
+        """Return the outcome of a trial."""
         return begun
 
 
-class Processes(Place):
-    """Runs trials in processes beside this one, each with its share of this one's threads.
+class ProcessExecutor(Executor):
+    """Executor that runs trials in other processes, each with its share of the threads.
 
-    They are started anew rather than forked, so that a script that sweeps needs a main guard: each process imports the
-    script. They stop after a round when they are told to, or when this process dies.
+    Processes are spawned, not forked, and each imports the calling script, which therefore needs a
+    main guard. They stop after a round if requested, or if this process dies.
+
+    Parameters
+    ----------
+    count
+        Number of processes.
 
     Raises
     ------
     RunError
-        If this process is itself one that is just being started, as its script has no main guard.
+        If this process is being spawned itself, as the script has no main guard.
     """
 
     def __init__(self, count: int) -> None:
         check_main_guard()
-        context, self.count = multiprocessing.get_context("spawn"), count
+        context = multiprocessing.get_context("spawn")
+        self.count = count
         threads = max(1, torch.get_num_threads() // count)
         self._processes: dict[Connection, Any] = {}
-        self._told = False
+        self._is_stopping = False
         for _ in range(count):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, threads, list(sys.path)))
+            local, remote = context.Pipe()
+            process = context.Process(target=_serve, args=(remote, threads, list(sys.path)))
             process.start()
-            theirs.close()
-            self._processes[ours] = process
+            remote.close()
+            self._processes[local] = process
         self._idle = list(self._processes)
         self._started: set[Connection] = set()
 
     def begin(self, job: Job) -> Connection:
-        """Give a trial to a process that has none."""
-        process = self._idle.pop(0)
+        """Send a trial to an idle process."""
+        connection = self._idle.pop(0)
         try:
-            process.send(job)
+            connection.send(job)
         except OSError as error:
-            raise self._death(process) from error
-        return process
+            raise self._build_error(connection) from error
+        return connection
 
     def outcome(self, begun: Connection, stop: Stop) -> Outcome:
-        """Wait for the process."""
+        """Wait for the outcome that a process sends."""
         while not begun.poll(SECONDS):
-            if stop() and not self._told:
-                self._tell()
+            if stop() and not self._is_stopping:
+                self._request_stop()
         try:
             outcome = begun.recv()
             if outcome == _READY:  # the first message of each process
                 self._started.add(begun)
                 return self.outcome(begun, stop)
         except (EOFError, OSError) as error:
-            raise self._death(begun) from error
+            raise self._build_error(begun) from error
         self._idle.append(begun)
         return outcome
 
     def close(self) -> None:
-        """End the processes; those that are in the middle of a trial are killed."""
+        """Stop the processes; those that are running a trial are killed."""
         if len(self._idle) == self.count:
-            self._tell()
+            self._request_stop()
         for connection, process in self._processes.items():
-            if connection in self._idle or self._told:
+            if connection in self._idle or self._is_stopping:
                 process.join(PATIENCE)
             process.kill()
             process.join()
             connection.close()
 
-    def _tell(self) -> None:
-        """Tell all processes to stop after the round."""
-        self._told = True
+    def _request_stop(self) -> None:
+        """Request all processes to stop after the round."""
+        self._is_stopping = True
         for connection in self._processes:
             with suppress(OSError):
                 connection.send(None)
 
-    def _death(self, connection: Connection) -> RunError:
-        """Return the error of a process that has ended before its trial has."""
+    def _build_error(self, connection: Connection) -> RunError:
+        """Return the error of a process that has ended before its trial."""
         process = self._processes[connection]
         process.join(PATIENCE)
-        if connection not in self._started and process.exitcode is not None and process.exitcode > 0:
+        has_failed = process.exitcode is not None and process.exitcode > 0
+        if has_failed and connection not in self._started:
             return RunError(
-                f"a process of the sweep ended with status {process.exitcode} as it started; each process imports the "
-                f"script that calls sweep, so {MAIN_GUARD}, and see what the process printed above"
+                f"a process of the sweep ended with status {process.exitcode} as it started; each "
+                f"process imports the script that calls sweep, so {MAIN_GUARD}, and see what the "
+                "process printed above"
             )
         return RunError(
-            "a process of the sweep has died, perhaps for want of memory; give fewer --processes, or a --memory for "
-            "each, and continue with --resume"
+            "a process of the sweep has died, perhaps because it ran out of memory; set fewer "
+            "--processes or a lower --memory for each, and continue with --resume"
         )
 
 
 def check_main_guard() -> None:
-    """Check that this process is not one that another one is just starting, which imports the same script.
+    """Check that this process is not being spawned by a sweep in the same script.
 
     Raises
     ------
     RunError
-        If it is: the script begins a sweep wherever it is imported.
+        If it is: without a main guard, importing the script starts another sweep.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise RunError(f"a process that a sweep starts imports the script that calls sweep; {MAIN_GUARD}")
 
 
 def _serve(server: Connection, threads: int, path: list[str]) -> None:
-    """Run trials until there are no more, or the other process is gone."""
-    for sent_to_all in (signal.SIGINT, signal.SIGTERM):  # but meant for the process that tells this one
-        signal.signal(sent_to_all, signal.SIG_IGN)
+    """Run trials until there are no more, or the other process has ended."""
+    # Signals reach all processes; the main process handles them, and requests this one to stop.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     sys.path[:] = path
     torch.set_num_threads(threads)
     with suppress(EOFError, OSError):
@@ -180,22 +190,30 @@ def _serve(server: Connection, threads: int, path: list[str]) -> None:
             server.send(run_trial(job, stop=server.poll))
 
 
-class OnRay(Place):
-    """Runs trials as tasks of a Ray cluster, whose nodes should share the sweep's folder and the data's."""
+class RayExecutor(Executor):
+    """Executor that runs trials as tasks on a Ray cluster.
+
+    Its nodes should share the folders of the sweep and of the data.
+    """
 
     def __init__(self, actors: Actors, device: str) -> None:
         self._cluster = Cluster(actors, device)
-        self.count, room = self._cluster.room.count, self._cluster.room
+        room = self._cluster.room
+        self.count = room.count
         options = {"num_cpus": room.cores, "num_gpus": room.gpus, "max_retries": 0}
-        self._task = self._cluster.ray.remote(**options)(_on_ray)
-        self._arguments = room.cores, list(sys.path)
+        self._task = self._cluster.ray.remote(**options)(_run_on_ray)
+        self._threads = room.cores
+        self._path = list(sys.path)
 
     def begin(self, job: Job) -> Any:
-        """Begin a task."""
-        return self._task.remote(job, *self._arguments)
+        """Start a task."""
+        return self._task.remote(job, self._threads, self._path)
 
     def outcome(self, begun: Any, stop: Stop) -> Outcome:
-        """Wait for a task; to stop, it is cancelled, and goes on from its run's last checkpoint."""
+        """Wait for a task.
+
+        If the sweep should stop, the task is cancelled; a checkpoint allows it to continue.
+        """
         ray = self._cluster.ray
         while not ray.wait([begun], timeout=SECONDS)[0]:
             if stop():
@@ -207,11 +225,11 @@ class OnRay(Place):
             raise RunError(f"a Ray task of the sweep has died: {error}; continue with --resume") from error
 
     def close(self) -> None:
-        """Leave the cluster."""
+        """Disconnect from the cluster."""
         self._cluster.leave()
 
 
-def _on_ray(job: Job, threads: int, path: list[str]) -> Outcome:
+def _run_on_ray(job: Job, threads: int, path: list[str]) -> Outcome:
     sys.path[:] = [*dict.fromkeys([*path, *sys.path])]
     torch.set_num_threads(threads)
     return run_trial(job)

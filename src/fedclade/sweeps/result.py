@@ -1,4 +1,4 @@
-"""What came of a sweep: its trials from best to worst, their comparison, and the config of the best."""
+"""Result of a sweep: its trials from best to worst, their comparison, and the best config."""
 
 from __future__ import annotations
 
@@ -16,53 +16,55 @@ from rich.table import Table
 from fedclade.config import Config
 from fedclade.core import RunError, import_extra, write_text
 from fedclade.report import Comparison, Score, count, new_table
-from fedclade.runs import Run, chosen_round, column_of, to_toml
+from fedclade.runs import Row, Run, chosen_round, column_of, to_toml
 from fedclade.sweeps.space import Parameter
 
-BEST, PICTURE = "best.toml", "trials.html"
+BEST = "best.toml"
+PICTURE = "trials.html"
+"""Files in the sweep's folder."""
 
 SHOWN = 10
-"""So many trials are in the table."""
+"""Number of trials in the table."""
 
 
 @dataclass(frozen=True)
 class TrialRow:
-    """One trial that finished: what it drew, and its mean scores over the seeds."""
+    """A finished trial: its drawn values, and its mean scores over the seeds."""
 
     number: int
     label: str
     values: Mapping[str, Any]
-    """By key of the config."""
+    """Drawn values by key of the config."""
     validation: float
-    """On validation data, of each run's best round there: what the sweep goes by."""
+    """Score on validation data of each run's best round there, by which trials are ranked."""
     test: float
-    """On test data, of those rounds."""
+    """Score of these rounds on test data."""
     last: float | None
-    """On test data, of the last round; None if no client has a score there."""
+    """Score of the last round on test data; None if no client has one."""
 
 
 @dataclass(frozen=True, eq=False)
 class SweepResult:
-    """What came of a sweep.
+    """Result of a sweep.
 
     Parameters
     ----------
     folder
-        Of the sweep.
+        Folder of the sweep.
     parameters
-        What was varied.
+        Varied parameters.
     score
-        The metric that it goes by.
+        Metric by which trials are ranked.
     configs
-        By label: the config of each trial that finished.
+        Config of each finished trial, by its label.
     runs
-        By label: its runs, one for each seed.
+        Runs of each finished trial, one for each seed.
     drawn
-        By label: what it drew, by key.
+        Drawn values of each trial, by key.
     failures
-        By label: why a trial failed.
+        Errors of failed trials.
     study
-        Optuna's study, such as for its pictures.
+        Optuna's study, for example for its figures.
     """
 
     folder: Path
@@ -76,42 +78,51 @@ class SweepResult:
 
     @cached_property
     def comparison(self) -> Comparison:
-        """The trials side by side, each a configuration, best first."""
+        """Comparison of the trials, the best first."""
         return Comparison({row.label: self.runs[row.label] for row in self.trials})
 
     @cached_property
     def trials(self) -> tuple[TrialRow, ...]:
-        """The trials that finished, best first on validation data; equal ones by number."""
-        rows = [self._row(number, label) for number, label in enumerate(self.drawn) if label in self.runs]
-        return tuple(sorted(rows, key=lambda row: (-self.score.sign * row.validation, row.number)))
+        """Finished trials, the best on validation data first; equal ones by number."""
+        rows: list[TrialRow] = []
+        for number, label in enumerate(self.drawn):
+            if label in self.runs:
+                rows.append(self._row(number, label))
+        rows.sort(key=lambda row: (-self.score.sign * row.validation, row.number))
+        return tuple(rows)
 
     @property
     def best(self) -> TrialRow:
-        """The trial with the best score on validation data."""
+        """Trial with the best score on validation data."""
         return self.trials[0]
 
     @property
     def best_config(self) -> Config:
-        """Its config."""
+        """Config of the best trial."""
         return self.configs[self.best.label]
 
     def table(self) -> Table:
         """Return the best trials for the terminal."""
         title = f"Best {min(SHOWN, len(self.trials))} of {count(len(self.drawn), 'trial')}"
-        title += f", {len(self.failures)} failed" if self.failures else ""
+        if self.failures:
+            title += f", {len(self.failures)} failed"
+        mean = "mean of the clients"
+        if len(self.runs[self.best.label]) > 1:
+            mean += " and seeds"
         caption = (
-            "By the score on validation data of each run's best round there, mean of the clients"
-            f"{' and seeds' if len(self.runs[self.best.label]) > 1 else ''}; test scores had no part in it."
+            f"Ranked by the score on validation data of each run's best round there, {mean}; test scores were not used."
         )
         table = new_table(title, caption=caption, collapse_padding=True)
         heading = self.score.heading
-        for name in ("trial", *(p.key for p in self.parameters)):
+        keys = [parameter.key for parameter in self.parameters]
+        for name in ("trial", *keys):
             table.add_column(name, justify="right", overflow="fold")
         for name in (f"validation {heading}", f"test {heading}", "test, last round"):
             table.add_column(fill(name, 12, break_long_words=False), justify="right", no_wrap=True)
         for row in self.trials[:SHOWN]:
-            cells = [str(row.number), *(escape(short(row.values[p.key])) for p in self.parameters)]
-            table.add_row(*cells, *map(self.score.digits, (row.validation, row.test, row.last)))
+            values = [escape(short(row.values[key])) for key in keys]
+            scores = [self.score.digits(score) for score in (row.validation, row.test, row.last)]
+            table.add_row(str(row.number), *values, *scores)
         return table
 
     def save(self) -> None:
@@ -122,17 +133,16 @@ class SweepResult:
         RunError
             If the folder cannot be written.
         """
-        best, config = self.best, self.best_config.as_dict()
-        reached = f"{self.score.label} {self.score.text(best.validation)}"
-        said = f"# Trial {best.number} of a sweep: {reached} on validation data.\n"
+        result = f"{self.score.label} {self.score.text(self.best.validation)}"
+        comment = f"# Trial {self.best.number} of a sweep: {result} on validation data.\n"
         try:
-            write_text(self.folder / BEST, f"{said}{to_toml(config)}")
+            write_text(self.folder / BEST, f"{comment}{to_toml(self.best_config.as_dict())}")
         except OSError as error:
             raise RunError(f"cannot write the sweep to {self.folder}: {error}") from error
         self.comparison.save(self.folder, figure=False)
 
     def save_pictures(self) -> None:
-        """Draw the comparison into the sweep's folder, and Optuna's pictures of the trials as ``trials.html``.
+        """Draw the comparison, and Optuna's figures of the trials as ``trials.html``.
 
         Raises
         ------
@@ -144,9 +154,11 @@ class SweepResult:
         import_extra("plotly", "plotly", "report", "a picture of a sweep")
         visual = import_extra("optuna.visualization", "optuna", "sweep", "a sweep")
         name = f"{self.score.label} on validation data"
-        draw = [visual.plot_slice, *([visual.plot_parallel_coordinate] if len(self.parameters) > 1 else [])]
-        figures = [each(self.study, target_name=name) for each in draw]
-        html = [each.to_html(full_html=False, include_plotlyjs=i == 0) for i, each in enumerate(figures)]
+        figures = [visual.plot_slice(self.study, target_name=name)]
+        if len(self.parameters) > 1:
+            figures.append(visual.plot_parallel_coordinate(self.study, target_name=name))
+        # Plotly's script is large: only the first figure includes it.
+        html = [figure.to_html(full_html=False, include_plotlyjs=i == 0) for i, figure in enumerate(figures)]
         page = f'<!doctype html><meta charset="utf-8"><title>Trials</title>{"".join(html)}'
         try:
             write_text(self.folder / PICTURE, page)
@@ -155,21 +167,33 @@ class SweepResult:
         self.comparison.save(self.folder)
 
     def _row(self, number: int, label: str) -> TrialRow:
-        score, runs = self.score, self.runs[label]
-        rows = [chosen_round(run.metric_rows, score.metric) for run in runs]
-        column = column_of(score.name), f"{score.name}_mean"
-        validation, test = (fmean(row[name] for row in rows if row is not None) for name in column)
-        means = [mean for run in runs if (mean := _last_score(score, run)) is not None]
-        last = fmean(means) if means else None
-        return TrialRow(number, label, self.drawn[label], validation, test, last)
+        """Return the mean scores of a trial over its seeds."""
+        score = self.score
+        chosen: list[Row] = []
+        last: list[float] = []
+        for run in self.runs[label]:
+            row = chosen_round(run.metric_rows, score.metric)
+            if row is not None:
+                chosen.append(row)
+            last_score = _read_last_score(score, run)
+            if last_score is not None:
+                last.append(last_score)
+        return TrialRow(
+            number,
+            label,
+            self.drawn[label],
+            validation=fmean(row[column_of(score.name)] for row in chosen),
+            test=fmean(row[f"{score.name}_mean"] for row in chosen),
+            last=fmean(last) if last else None,
+        )
 
 
-def _last_score(score: Score, run: Run) -> float | None:
-    """Return the mean test score of the last round, also of a run that keeps the models of another."""
+def _read_last_score(score: Score, run: Run) -> float | None:
+    """Return the mean test score of the last round, also if a run stores models of another."""
     last = run.summary.get("last", {}).get("test", {})
     return last[score.name] if score.name in last else score.mean(run.summary)
 
 
 def short(value: Any) -> str:
-    """Write a value of a config for people."""
+    """Write a value of a config, with at most four digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""A sweep from its beginning, or from where it stands, to its result."""
+"""The function ``sweep``: runs or continues a search for the best settings of a config."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from fedclade.config import Config, apply_overrides, check_config, find_config, 
 from fedclade.core import ConfigError, RunError, RunInterrupted, call_own, checked, flat, require, unknown
 from fedclade.report import Score
 from fedclade.runs import OnRound, Run, check_free, check_validation, fitted_task, without_unset
-from fedclade.sweeps.places import Here, OnRay, Place, Processes, check_main_guard
+from fedclade.sweeps.places import Executor, ProcessExecutor, RayExecutor, SerialExecutor, check_main_guard
 from fedclade.sweeps.result import SweepResult
 from fedclade.sweeps.space import Parameter, check_values, fitted, overrides_of, parse_over, values_of
 from fedclade.sweeps.study import JOURNAL, SAMPLERS, Job, Outcome, Study, import_optuna, silent
 from fedclade.training import Actors
 
 TRIALS = 20
-"""If nothing else is said; of a grid, all."""
+"""Default number of trials; a grid has as many as it has combinations."""
 
-Told = Callable[[int, Mapping[str, Any], Outcome, Score], object]
-"""Called when a trial has ended, with its number, what it drew by key, and its outcome."""
+OnTrial = Callable[[int, Mapping[str, Any], Outcome, Score], object]
+"""Called after each trial with its number, its drawn values by key, its outcome and the metric."""
 
 
 @checked()
@@ -46,68 +46,81 @@ def sweep(
     memory: int | str | None = None,
     resume: bool = False,
     on_start: Callable[[str, int], OnRound] = silent,
-    on_trial: Told = lambda *_: None,
+    on_trial: OnTrial = lambda *_: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> SweepResult:
-    """Search for the settings of a config that do best on validation data.
+    """Search for the settings of a config with the best score on validation data.
 
-    Test data have no part in the search. Validation data are the clients' own, and they never train on them: see
-    ``evaluate_validation`` of :class:`~fedclade.RunSettings`, which a sweep sets. The score of a run is that of the
-    round with the best mean score on validation data.
+    Test data are not used for the search. Validation data are the clients' own, and they never
+    train on them: see ``evaluate_validation`` of :class:`~fedclade.RunSettings`, which a sweep
+    sets. The score of a run is that of the round with the best mean score on validation data.
 
-    What trials draw depends on ``seed`` and on the trials before, and with ``processes`` on how many run side by side;
-    not on which of them ends first, nor on interruptions: trials are drawn and told in the order of their numbers. The
-    folder is that of a comparison, with a run in ``trial-NN/seed-N`` for each trial and seed.
+    The drawn values of a trial depend on ``seed``, on the earlier trials and, with ``processes``,
+    on the number of parallel trials. They do not depend on which trial ends first, nor on
+    interruptions: trials are drawn and completed in the order of their numbers.
+
+    The folder is also that of a comparison, with a run in ``trial-NN/seed-N`` for each trial and
+    seed.
 
     Parameters
     ----------
     config
-        A TOML file, a name of ``fedclade ls configs``, or what such a file holds.
+        TOML file, name of a config in ``fedclade ls configs``, or content of such a file.
     over
-        What to vary, such as ``["local.lr=0.01..0.3(log)"]``, or ``{"local.lr": "0.01..0.3(log)", "local.epochs": [1,
-        5]}``; see :func:`parse_over`.
+        Parameters to vary, such as ``["local.lr=0.01..0.3(log)"]``, or ``{"local.lr":
+        "0.01..0.3(log)", "local.epochs": [1, 5]}``; see :func:`parse_over`.
     folder
-        Where to keep the sweep; it must not exist yet, unless it is to ``resume``.
+        Folder of the sweep; it must not exist yet unless ``resume`` is set.
     trials
-        How many; by default 20, and of a grid all.
+        Number of trials; by default 20, or all combinations of a grid.
     seeds
-        Runs of each trial, with seeds 0, 1, ...; their mean counts.
+        Runs of each trial, with seeds 0, 1, ...; their mean is the score of the trial.
     sampler
-        ``tpe``, Optuna's tree-structured Parzen estimator (Bergstra et al. 2011), ``random``, or ``grid``, which takes
-        lists of values and ranges of whole numbers.
+        ``tpe``, Optuna's tree-structured Parzen estimator (Bergstra et al. 2011), ``random``, or
+        ``grid``, for lists of values and ranges of whole numbers.
     seed
-        Keys what trials draw.
+        Seed of the sampler.
     metric
-        The metric to go by, in its own direction; by default the first of the task.
+        Metric to optimize, in its own direction; by default the first one of the task.
     processes
-        How many trials run side by side, each with its share of the threads. A script that asks for more than one
+        Number of parallel trials, each with its share of the threads. With more than one, a script
         needs a main guard (``if __name__ == "__main__":``), since each process imports it.
     ray
-        Run trials as tasks of a Ray cluster, with ``count`` and ``cores`` of these actors.
+        Run trials as tasks on a Ray cluster, with ``count`` and ``cores`` of these actors.
     overrides
         Changes of the config, as after ``--set``.
     data_dir, device, memory
         See :func:`fedclade.simulate`; the memory is that of one run.
     resume
-        Go on with the sweep in the folder: trials that ended are read, runs go on from their checkpoints. There can be
-        more ``trials`` than before.
-    on_start, on_trial
-        Called when a run begins in this process, for what to call after each of its rounds, and when a trial has ended.
+        Continue the sweep in the folder: finished trials are read, runs continue from their
+        checkpoints. There can be more ``trials`` than before.
+    on_start
+        Called with the name and the number of rounds when a run starts in this process; returns the
+        callback for the end of each round.
+    on_trial
+        Called when a trial has ended.
     stop
-        Asked after every round whether to stop.
+        Called after every round; the sweep is interrupted if it returns True.
+
+    Returns
+    -------
+    SweepResult
+        Trials from best to worst, with their runs.
 
     Raises
     ------
     ConfigError
-        If an argument is not right, the config cannot have a value, or a client has no validation data.
+        If an argument is invalid, the config does not accept a value, or a client has no validation
+        data.
     MissingExtraError
-        If Optuna is not installed, or there are to be Ray tasks and Ray is not.
+        If Optuna is not installed, or Ray if ``ray`` is set.
     RunError
-        If the folder exists or holds another sweep, no trial finishes, or a process dies.
+        If the folder exists or has another sweep, no trial finishes, or a process dies.
     RunInterrupted
-        If ``stop`` said so.
+        If ``stop`` returned True.
     """
-    on_start, on_trial = partial(call_own, "on_start", on_start), partial(call_own, "on_trial", on_trial)
+    on_start = partial(call_own, "on_start", on_start)
+    on_trial = partial(call_own, "on_trial", on_trial)
     stop = partial(call_own, "stop", stop)
     if processes > 1:
         check_main_guard()
@@ -121,45 +134,66 @@ def sweep(
         raise ConfigError(unknown("sampler", sampler, SAMPLERS))
     if ray is not None and processes > 1:
         raise ConfigError(f"trials run in processes or on Ray, got processes {processes} and Ray; leave one out")
+    target = Path(folder)
     if not resume:
-        if (Path(folder) / JOURNAL).exists():
-            raise RunError(f"{folder} holds a sweep; continue it with --resume, or name another folder")
-        check_free(folder, take_over=True)
+        _check_folder(target)
     import_optuna()
+
     source = _Source(config, (*overrides, "evaluate_validation=true"))
-    parameters, base = parse_over(over), source.read(())
+    parameters = parse_over(over)
+    base = source.read(())
     parameters = fitted(parameters, source.read)
     check_values(parameters, source.read)
     if sampler == "grid":
-        largest = math.prod(len(parameter.grid) for parameter in parameters)
-        trials = largest if trials is None else min(trials, largest)
-    score = _score(base, metric, data_dir)
-    of = {
-        **_settings(base),
-        **{f"--over {each.key}": each.as_dict() for each in parameters},
-        **{"--sampler": sampler, "--seed": seed, "--seeds": seeds, "--metric": score.name},
-    }
-    target = Path(folder)
+        n_combinations = math.prod(len(parameter.grid) for parameter in parameters)
+        trials = n_combinations if trials is None else min(trials, n_combinations)
+    score = _choose_score(base, metric, data_dir)
+
+    # A sweep can be continued only with the same settings; these are stored in its journal.
+    identity: dict[str, Any] = _list_settings(base)
+    for parameter in parameters:
+        identity[f"--over {parameter.key}"] = parameter.as_dict()
+    identity |= {"--sampler": sampler, "--seed": seed, "--seeds": seeds, "--metric": score.name}
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"cannot write the sweep to {target}: {error}") from error
-    study = Study(target, parameters, sampler, seed, higher_is_better=score.sign > 0, of=of)
+    higher_is_better = score.sign > 0
+    study = Study(target, parameters, sampler, seed, higher_is_better=higher_is_better, of=identity)
     total = max(trials or TRIALS, len(study.trials))
-    if all(study.is_told(number) for number in range(total)):
-        processes, ray = 1, None  # none of which is needed any more
-    place = _place(processes, ray, device, on_start, stop)
-    search = _Search(study, source, parameters, score, target, seeds, data_dir, device, memory)
+    if all(study.has_ended(number) for number in range(total)):
+        # Nothing is left to run: start neither processes nor Ray.
+        processes = 1
+        ray = None
+    place = _make_executor(processes, ray, device, on_start, stop=stop)
+    search = _Search(
+        study=study,
+        source=source,
+        parameters=parameters,
+        score=score,
+        folder=target,
+        seeds=seeds,
+        data_dir=data_dir,
+        device=device,
+        memory=memory,
+    )
     try:
         search.run(place, total, on_trial, stop)
     finally:
         place.close()
-    return search.result(total)
+    return search.collect_result(total)
+
+
+def _check_folder(folder: Path) -> None:
+    """Check that a folder is free for a new sweep."""
+    if (folder / JOURNAL).exists():
+        raise RunError(f"{folder} holds a sweep; continue it with --resume, or choose another folder")
+    check_free(folder, take_over=True)
 
 
 @dataclass(frozen=True)
 class _Source:
-    """A config that can be read with overrides."""
+    """A config that can be read again with further overrides."""
 
     config: str | Path | Mapping[str, Any]
     overrides: tuple[str, ...]
@@ -173,8 +207,10 @@ class _Source:
         return read_config(find_config(str(self.config)), overrides)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Search:
+    """Trials of a sweep, and what they have in common."""
+
     study: Study
     source: _Source
     parameters: Sequence[Parameter]
@@ -185,34 +221,42 @@ class _Search:
     device: str
     memory: int | str | None
 
-    def run(self, place: Place, total: int, on_trial: Told, stop: Callable[[], bool]) -> None:
-        """Run all trials that have not ended, as many side by side as there is room for."""
-        begun: dict[int, Any] = {}
-        asked = 0
-        for told in range(total):
-            while asked < min(total, told + place.count):
-                if not self.study.is_told(asked) and (job := self._begin(place, asked, stop)) is not None:
-                    begun[asked] = job
-                asked += 1
-            if told not in begun:
+    def run(self, place: Executor, total: int, on_trial: OnTrial, stop: Callable[[], bool]) -> None:
+        """Run all trials that have not ended, in parallel as far as the place allows it.
+
+        Trials are completed in the order of their numbers, so that the values that later ones draw
+        do not depend on which trial ends first.
+        """
+        running: dict[int, Any] = {}
+        next_number = 0
+        for number in range(total):
+            while next_number < min(total, number + place.count):
+                handle = self._start_trial(place, next_number, stop)
+                if handle is not None:
+                    running[next_number] = handle
+                next_number += 1
+            if number not in running:
                 continue
-            outcome = begun.pop(told)
+            outcome = running.pop(number)
             if not isinstance(outcome, Outcome):
                 outcome = place.outcome(outcome, stop)
             if outcome.interrupted:
                 raise RunInterrupted(outcome.interrupted, "")
-            self.study.tell(told, outcome.score, outcome.failure)
-            on_trial(told, self._values(told), outcome, self.score)
+            self.study.tell(number, outcome.score, outcome.failure)
+            on_trial(number, self._values(number), outcome, self.score)
 
-    def _begin(self, place: Place, number: int, stop: Callable[[], bool]) -> Any:
+    def _start_trial(self, place: Executor, number: int, stop: Callable[[], bool]) -> Any:
+        """Start a trial; return its handle or outcome, or None if it has ended before."""
+        if self.study.has_ended(number):
+            return None
         if stop():
             raise RunInterrupted(f"interrupted before trial {number}", "")
         drawn = self.study.drawn(number)
-        if self.study.is_told(number):
+        if self.study.has_ended(number):
             return None
         try:
             config = self._config(drawn)
-        except ConfigError as error:  # of values that do not go together
+        except ConfigError as error:  # a combination of values that the config does not accept
             return Outcome(failure=str(error))
         job = Job(
             label=_label(number),
@@ -227,30 +271,38 @@ class _Search:
         )
         return place.begin(job)
 
-    def result(self, total: int) -> SweepResult:
-        """Return what came of it, with the runs read from the folder."""
-        done, failed = [], {}
+    def collect_result(self, total: int) -> SweepResult:
+        """Return the result, with the runs read from the folder."""
+        finished: list[int] = []
+        failures: dict[str, str] = {}
         for number in range(total):
-            if why := self.study.failure(number):
-                failed[_label(number)] = why
+            failure = self.study.failure(number)
+            if failure:
+                failures[_label(number)] = failure
             else:
-                done.append(number)
-        if not done:
-            reasons = "; ".join(dict.fromkeys(failed.values()))
+                finished.append(number)
+        if not finished:
+            reasons = "; ".join(dict.fromkeys(failures.values()))
             raise RunError(f"none of {total} trials finished: {reasons}")
+        configs: dict[str, Config] = {}
+        runs: dict[str, Sequence[Run]] = {}
+        for number in finished:
+            configs[_label(number)] = self._config(self.study.drawn(number))
+            runs[_label(number)] = self._runs(number)
         return SweepResult(
             folder=self.folder,
             parameters=self.parameters,
             score=self.score,
-            configs={_label(number): self._config(self.study.drawn(number)) for number in done},
-            runs={_label(number): self._runs(number) for number in done},
+            configs=configs,
+            runs=runs,
             drawn={_label(number): self._values(number) for number in range(total)},
-            failures=failed,
+            failures=failures,
             study=self.study.study,
         )
 
     def _runs(self, number: int) -> list[Run]:
-        return [Run.load(self.folder / _label(number) / f"seed-{seed}") for seed in range(self.seeds)]
+        folder = self.folder / _label(number)
+        return [Run.load(folder / f"seed-{seed}") for seed in range(self.seeds)]
 
     def _config(self, drawn: Mapping[str, Any]) -> Config:
         return self.source.read(overrides_of(self.parameters, drawn))
@@ -263,25 +315,33 @@ def _label(number: int) -> str:
     return f"trial-{number:02d}"
 
 
-def _place(
-    processes: int, ray: Actors | None, device: str, on_start: Callable[[str, int], OnRound], stop: Callable[[], bool]
-) -> Place:
+def _make_executor(
+    processes: int,
+    ray: Actors | None,
+    device: str,
+    on_start: Callable[[str, int], OnRound],
+    *,
+    stop: Callable[[], bool],
+) -> Executor:
     if ray is not None:
-        return OnRay(ray, device)
-    return Processes(processes) if processes > 1 else Here(on_start, stop)
+        return RayExecutor(ray, device)
+    if processes > 1:
+        return ProcessExecutor(processes)
+    return SerialExecutor(on_start, stop)
 
 
-def _score(base: Config, metric: str | None, data_dir: str | Path | None) -> Score:
-    """Return what the sweep goes by, once it is known that the data can tell."""
+def _choose_score(base: Config, metric: str | None, data_dir: str | Path | None) -> Score:
+    """Return the metric to optimize, after a check that clients have validation data."""
     federation = base.federation(data_dir)
     check_validation(federation, "a sweep")
-    metrics = {each.name: each for each in fitted_task(base.settings, federation).metrics}
+    task = fitted_task(base.settings, federation)
+    metrics = {entry.name: entry for entry in task.metrics}
     if metric is not None and metric not in metrics:
         raise ConfigError(unknown("metric: --metric", metric, metrics))
     return Score(metrics[metric or next(iter(metrics))])
 
 
-def _settings(config: Config) -> dict[str, Any]:
+def _list_settings(config: Config) -> dict[str, Any]:
     """Return a config's settings by dotted names, without those that change no result."""
-    named = flat(without_unset(config.as_dict()))
-    return {key: value for key, value in named.items() if key not in ("checkpoint_every", "seed")}
+    settings = flat(without_unset(config.as_dict()))
+    return {key: value for key, value in settings.items() if key not in ("checkpoint_every", "seed")}

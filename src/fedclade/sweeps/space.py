@@ -1,4 +1,4 @@
-"""What a sweep varies: keys of a config, each with a range or a list of values."""
+"""Search space of a sweep: keys of a config, each with a range or a list of values."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ EXAMPLES = "local.lr=0.01..0.3(log), local.epochs=1..5 or model.name=mlp,cnn"
 
 _RANGE = re.compile(r"(?P<low>.*?)\.\.(?P<high>[^()]*)(?P<log>\(log\))?")
 
-_SET_BY_THE_SWEEP = {"seed": "--seeds says how many runs each trial has", "evaluate_validation": "a sweep sets it"}
+_SET_BY_THE_SWEEP = {"seed": "--seeds is the number of runs of each trial", "evaluate_validation": "a sweep sets it"}
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A key of a config that is varied: between two numbers, or among values.
+    """A key of a config that is varied in a range of numbers, or among values.
 
     Parameters
     ----------
     key
-        As ``--set`` has it, such as ``local.lr``.
+        Key as in ``--set``, such as ``local.lr``.
     low, high
-        The ends of the range, both of which may be drawn; whole numbers make a range of whole numbers.
+        Ends of the range, which are included; a range of whole numbers if both are.
     log
-        Whether a range is drawn from on a logarithmic scale.
+        Whether values are drawn on a logarithmic scale.
     values
-        In place of a range: what to choose among, by its text.
+        Values by their text, in place of a range.
     """
 
     key: str
@@ -43,27 +43,29 @@ class Parameter:
 
     @property
     def whole(self) -> bool:
-        """Whether it is a range of whole numbers."""
+        """Whether this is a range of whole numbers."""
         return self.values is None and isinstance(self.low, int)
 
     @property
     def grid(self) -> Sequence[Any]:
-        """All that a trial can have of it, as a study has it; a ConfigError if it is a range of floats."""
+        """All values in the form of the study; a ConfigError for a range of floats."""
         if self.values is not None:
             return [*self.values]
         if self.whole:
             return range(int(self.low), int(self.high) + 1)
-        low, high = f"{self.low:g}", f"{self.high:g}"
+        low = f"{self.low:g}"
+        high = f"{self.high:g}"
         raise ConfigError(
             f"--over {self.key}={low}..{high}: a grid needs single values; list them, such as {self.key}={low},{high}"
         )
 
     def override(self, drawn: Any) -> str:
-        """Return what a study drew as ``--set`` takes it."""
-        return as_override(self.key, drawn if self.values is None else self.values[drawn])
+        """Return the override of ``--set`` for a value that the study has drawn."""
+        value = drawn if self.values is None else self.values[drawn]
+        return as_override(self.key, value)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as a sweep's folder notes it."""
+        """Return the parameter in the form that the sweep's journal stores."""
         if self.values is not None:
             return {"key": self.key, "values": [*self.values]}
         return {"key": self.key, "low": self.low, "high": self.high, "log": self.log}
@@ -71,61 +73,78 @@ class Parameter:
 
 @checked()
 def parse_over(over: Sequence[str] | Mapping[str, Any]) -> list[Parameter]:
-    """Return what a sweep varies, by what follows ``--over``.
+    """Parse the arguments of ``--over``.
 
-    ``key=low..high`` is a range of floats, or of whole numbers if both ends are, ``key=low..high(log)`` one that is
-    drawn from on a logarithmic scale, and ``key=a,b,c`` a choice among values of TOML, or else texts. A mapping has the
-    keys with the same texts, or with lists of values.
+    ``key=low..high`` is a range of floats, or of whole numbers if both ends are; with ``(log)`` at
+    its end, values are drawn on a logarithmic scale. ``key=a,b,c`` is a choice among values in
+    TOML, or else texts.
+
+    Parameters
+    ----------
+    over
+        Arguments in this form; or a mapping from keys to the same texts, or to lists of values.
+
+    Returns
+    -------
+    list of Parameter
+        Parameters in the given order.
 
     Raises
     ------
     ConfigError
-        With all that is wrong, a line for each.
+        If there is none, or any is invalid; the message has a line for each problem.
     """
-    pairs = [_pair(text) for text in over] if not isinstance(over, Mapping) else [*over.items()]
-    found: list[Parameter] = []
+    is_mapping = isinstance(over, Mapping)
+    pairs = list(over.items()) if is_mapping else [_split_pair(text) for text in over]
+    parameters: list[Parameter] = []
     problems: list[str] = []
     for key, text in pairs:
         try:
-            found.append(_parameter(key.strip(), text))
+            parameters.append(_parse_parameter(key.strip(), text))
         except ConfigError as error:
             problems.append(str(error))
     keys = [key.strip() for key, _ in pairs]
-    problems += [f"--over {key}: give each key once" for key in dict.fromkeys(keys) if keys.count(key) > 1]
+    repeated = [key for key in dict.fromkeys(keys) if keys.count(key) > 1]
+    problems += [f"--over {key}: give each key once" for key in repeated]
     if not pairs:
         problems.append(f"a sweep needs something to vary; give --over, such as {EXAMPLES}")
     if problems:
         raise ConfigError("\n".join(problems))
-    return found
+    return parameters
 
 
 Check = Callable[[list[str]], object]
-"""Raises a ConfigError if a config cannot have some overrides."""
+"""Raises a ConfigError if a config does not accept some overrides."""
 
 
 def fitted(parameters: Sequence[Parameter], check: Check) -> list[Parameter]:
-    """Return parameters with ranges of floats where a config takes floats, though both ends are whole."""
+    """Turn ranges of whole numbers into ranges of floats if the config accepts floats."""
+    result: list[Parameter] = []
+    for parameter in parameters:
+        if parameter.whole and _accepts_floats(parameter, check):
+            low = float(parameter.low)
+            high = float(parameter.high)
+            result.append(replace(parameter, low=low, high=high))
+        else:
+            result.append(parameter)
+    return result
 
-    def takes_floats(parameter: Parameter) -> bool:
-        try:
-            check([parameter.override(parameter.low + 0.5)])
-        except ConfigError:
-            return False
-        return True
 
-    return [
-        replace(each, low=float(each.low), high=float(each.high)) if each.whole and takes_floats(each) else each
-        for each in parameters
-    ]
+def _accepts_floats(parameter: Parameter, check: Check) -> bool:
+    try:
+        check([parameter.override(parameter.low + 0.5)])
+    except ConfigError:
+        return False
+    return True
 
 
 def check_values(parameters: Sequence[Parameter], check: Check) -> None:
-    """Check that a config can have both ends of each range, and each value; ``check`` takes overrides.
+    """Check that a config accepts both ends of each range, and each value.
 
     Raises
     ------
     ConfigError
-        With all that is wrong, a line for each.
+        If it does not; the message has a line for each problem.
     """
     problems: dict[str, str] = {}
     for parameter in parameters:
@@ -135,33 +154,36 @@ def check_values(parameters: Sequence[Parameter], check: Check) -> None:
             try:
                 check([override])
             except ConfigError as error:
+                # A problem of the config itself is the same for all overrides: report it once.
                 for line in str(error).splitlines():
                     problems.setdefault(line, f"--over {override}: {line}")
     if problems:
         raise ConfigError("\n".join(problems.values()))
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _split_pair(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip() or not value.strip():
         raise ConfigError(f"--over takes key=low..high or key=a,b,c, such as {EXAMPLES}; got {shown(text)}")
     return key, value.strip()
 
 
-def _parameter(key: str, text: Any) -> Parameter:
+def _parse_parameter(key: str, text: Any) -> Parameter:
     what = f"--over {key}={text}"
     if key in _SET_BY_THE_SWEEP:
         raise ConfigError(f"{what}: {key} cannot be varied; {_SET_BY_THE_SWEEP[key]}")
     if not isinstance(text, str):
-        return _choice(key, list(text), what)
+        return _make_choice(key, list(text), what)
     if ".." not in text or "," in text:
-        return _choice(key, _values(text), what)
+        return _make_choice(key, _parse_values(text), what)
     match = _RANGE.fullmatch(text.strip())
     if match is None:
         raise ConfigError(f"{what}: a range is low..high or low..high(log), such as 0.01..0.3(log)")
-    low, high = (_number(match[name], name, what) for name in ("low", "high"))
+    low = _parse_number(match["low"], "low", what)
+    high = _parse_number(match["high"], "high", what)
     if isinstance(low, float) or isinstance(high, float):
-        low, high = float(low), float(high)
+        low = float(low)
+        high = float(high)
     if low >= high:
         raise ConfigError(f"{what}: low should be less than high, got {low} and {high}")
     if match["log"] and low <= 0:
@@ -169,7 +191,7 @@ def _parameter(key: str, text: Any) -> Parameter:
     return Parameter(key, low, high, bool(match["log"]))
 
 
-def _number(text: str, name: str, what: str) -> int | float:
+def _parse_number(text: str, name: str, what: str) -> int | float:
     try:
         return int(text)
     except ValueError:
@@ -183,22 +205,25 @@ def _number(text: str, name: str, what: str) -> int | float:
     return number
 
 
-def _choice(key: str, values: Sequence[Any], what: str) -> Parameter:
-    by_text = {value if isinstance(value, str) else as_override("", value)[1:]: value for value in values}
+def _make_choice(key: str, values: Sequence[Any], what: str) -> Parameter:
+    by_text: dict[str, Any] = {}
+    for value in values:
+        text = value if isinstance(value, str) else as_override("", value).removeprefix("=")
+        by_text[text] = value
     if len(by_text) < 2:
         raise ConfigError(f"{what}: give at least 2 different values, key=a,b,c, or a range, key=low..high")
     return Parameter(key, values=by_text)
 
 
-def _values(text: str) -> list[Any]:
-    """Return values between commas: of TOML all together, or else each of TOML or a text."""
+def _parse_values(text: str) -> list[Any]:
+    """Parse values between commas: as one list in TOML, or else each in TOML or as a text."""
     try:
         return tomllib.loads(f"values = [{text}]")["values"]
     except tomllib.TOMLDecodeError:
-        return [_value(each.strip()) for each in text.split(",")]
+        return [_parse_value(part.strip()) for part in text.split(",")]
 
 
-def _value(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -206,11 +231,17 @@ def _value(text: str) -> Any:
 
 
 def values_of(parameters: Sequence[Parameter], drawn: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a study drew as the config has it, by key."""
-    known = [each for each in parameters if each.key in drawn]
-    return {each.key: drawn[each.key] if each.values is None else each.values[drawn[each.key]] for each in known}
+    """Return drawn values in the form of the config, by key."""
+    values: dict[str, Any] = {}
+    for parameter in parameters:
+        if parameter.key in drawn:
+            value = drawn[parameter.key]
+            if parameter.values is not None:
+                value = parameter.values[value]
+            values[parameter.key] = value
+    return values
 
 
 def overrides_of(parameters: Sequence[Parameter], drawn: Mapping[str, Any]) -> list[str]:
-    """Return what a study drew as ``--set`` takes it."""
+    """Return the overrides of ``--set`` for drawn values."""
     return [parameter.override(drawn[parameter.key]) for parameter in parameters]

@@ -1,7 +1,7 @@
-"""Trackers: callbacks that write a run to where others are followed: TensorBoard, MLflow, Weights & Biases.
+"""Trackers: callbacks that log a run with TensorBoard, MLflow or Weights & Biases.
 
-None of these packages is imported before a tracker of it is made. The command line, the network and reports may import
-this room; it imports runs and core.
+These packages are imported when a tracker is created. The command line, the network and reports may
+import this package; it imports runs and core.
 """
 
 from fedclade.trackers.mlflow import MLflowTracker, TensorBoardTracker, WandbTracker

@@ -1,11 +1,11 @@
-"""The rounds of a run in MLflow."""
+"""Trackers for TensorBoard, Weights & Biases and MLflow."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,21 +14,19 @@ from fedclade.core import ConfigError, checked, flat, import_extra
 from fedclade.runs import EndRecord, RoundRecord
 from fedclade.trackers.tracker import AnyRecord, Tracker, files_of, keep, kept, name_of_run, tags_of
 
-# The rounds of a run as event files of TensorBoard.
-
 FOLDER = "tensorboard"
-"""In the run folder."""
+"""Folder of the event files in the run folder."""
 
 
 class TensorBoardTracker(Tracker):
-    """Writes every round to event files of TensorBoard.
+    """Tracker that writes every round to event files of TensorBoard.
 
-    Of a run that is continued, what an earlier part wrote of the same rounds is replaced.
+    If a run is continued, rounds that an earlier part also wrote are replaced.
 
     Parameters
     ----------
     folder
-        Where the files go; ``tensorboard`` in the run folder, if left out.
+        Folder of the event files; by default ``tensorboard`` in the run folder.
 
     Raises
     ------
@@ -45,10 +43,10 @@ class TensorBoardTracker(Tracker):
         self._writer: Any = None
 
     def open(self, record: AnyRecord) -> None:
-        """Begin event files, with the config as text."""
+        """Create event files, with the config as text."""
         folder = self._folder or (record.folder and record.folder / FOLDER)
         if folder is None:
-            raise ConfigError("TensorBoardTracker needs a folder: give it one, or give the run one")
+            raise ConfigError("TensorBoardTracker needs a folder: set its folder, or that of the run")
         at = record.round if isinstance(record, RoundRecord) else None
         self._writer = self._module.SummaryWriter(str(folder), purge_step=at)
         rows = "".join(f"| {key} | {json.dumps(value)} |\n" for key, value in flat(record.config).items())
@@ -69,26 +67,23 @@ class TensorBoardTracker(Tracker):
         self._writer.close()
 
 
-# The rounds of a run in Weights & Biases.
-
-
 class WandbTracker(Tracker):
-    """Writes every round to Weights & Biases.
+    """Tracker that writes every round to Weights & Biases.
 
-    Its own settings count: ``WANDB_MODE=offline`` writes files to be synchronized later, into the run folder where
-    ``WANDB_DIR`` does not say otherwise. A run that is continued goes on under the same id.
+    Environment variables of Weights & Biases apply: ``WANDB_MODE=offline`` writes files for a later
+    synchronization, into the run folder unless ``WANDB_DIR`` is set. A continued run keeps its id.
 
     Parameters
     ----------
     project
-        Its name; ``WANDB_PROJECT`` or ``fedclade``, if left out.
+        Name of the project; by default ``WANDB_PROJECT`` or ``fedclade``.
 
     Raises
     ------
     MissingExtraError
         If wandb is not installed.
     ConfigError
-        If nobody is logged in, and the mode is online.
+        If no user is logged in, and the mode is online.
     """
 
     @checked()
@@ -97,14 +92,14 @@ class WandbTracker(Tracker):
         self._project = project or os.environ.get("WANDB_PROJECT") or "fedclade"
         if self._module.setup().settings.mode == "online":
             try:
-                self._module.login(verify=False)  # before the run, not in its first round
+                self._module.login(verify=False)  # fails before the run, not in its first round
             except self._module.errors.UsageError as error:
                 raise ConfigError(f"Weights & Biases cannot be used: {error} Or set WANDB_MODE=offline.") from error
         self._run: Any = None
         self._written = 0
 
     def open(self, record: AnyRecord) -> None:
-        """Begin a run with the config, or go on with that of an earlier part."""
+        """Start a run with the config, or continue that of an earlier part."""
         before = kept(record.folder, "wandb")
         self._written = int(before.get("round", 0))
         self._run = self._module.init(
@@ -113,22 +108,24 @@ class WandbTracker(Tracker):
             resume="allow",
             name=name_of_run(record),
             config=flat(record.config),
-            tags=[f"{key}:{value}"[:64] for key, value in tags_of(record.config).items()],  # it takes no longer ones
+            # Longer tags are refused.
+            tags=[f"{key}:{value}"[:64] for key, value in tags_of(record.config).items()],
             dir=os.environ.get("WANDB_DIR") or record.folder,
             reinit="create_new",
             allow_val_change=True,
-            settings=self._module.Settings(console="off"),  # which would take the terminal away from progress bars
+            # Recording the console would interfere with progress bars.
+            settings=self._module.Settings(console="off"),
         )
         keep(record.folder, "wandb", id=self._run.id)
 
     def write(self, number: int, numbers: Mapping[str, float]) -> None:
-        """Write the numbers; nothing, if an earlier part of the run got further."""
+        """Write the numbers, unless an earlier part of the run has written this round."""
         if number > self._written and number >= self._run.step:
             self._run.log(dict(numbers), step=number)
             self._written = number
 
     def close(self, record: EndRecord) -> None:
-        """Keep the summary, and say how the run ended."""
+        """Store the summary, and mark the end of the run."""
         if record.reason == "finished" and record.run is not None:
             self._run.summary.update(flat(record.run.summary))
             for path in files_of(record.folder):
@@ -138,27 +135,27 @@ class WandbTracker(Tracker):
 
 
 MOST_PARAMS = 100
-"""That MLflow takes at once."""
+"""Largest number of parameters in a request to MLflow."""
 
 FOUND = "clusters/found"
-"""A number that every round has."""
+"""Tag of a number that every round has."""
 
 STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 
 
 class MLflowTracker(Tracker):
-    """Writes every round to MLflow.
+    """Tracker that writes every round to MLflow.
 
-    Where to is MLflow's own affair: ``MLFLOW_TRACKING_URI``, or ``mlflow.db`` here. Without SQLAlchemy, as
-    ``mlflow-skinny`` alone installs it, it is files in ``mlruns`` here, for which ``MLFLOW_ALLOW_FILE_STORE`` is set:
-    MLflow refuses to write any since 3.13, unless that says otherwise.
+    MLflow determines the store: ``MLFLOW_TRACKING_URI``, or ``mlflow.db`` in the current folder.
+    Without SQLAlchemy, which ``mlflow-skinny`` does not install, it is the folder ``mlruns``.
+    ``MLFLOW_ALLOW_FILE_STORE`` is set for it, as MLflow refuses to write files since 3.13.
 
-    A run that is continued goes on under the same id, and what was written of a round stays.
+    A continued run keeps its id, and rounds that are logged already are not written again.
 
     Parameters
     ----------
     experiment
-        Its name; ``MLFLOW_EXPERIMENT_NAME`` or ``fedclade``, if left out.
+        Name of the experiment; by default ``MLFLOW_EXPERIMENT_NAME`` or ``fedclade``.
 
     Raises
     ------
@@ -174,38 +171,44 @@ class MLflowTracker(Tracker):
         self._experiment = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "fedclade"
         try:
             self._client: Any = self._module.MlflowClient(self._tracking_uri())
-            self._client.get_experiment_by_name(self._experiment)  # before the run, not in its first round
+            # Fails before the run, not in its first round.
+            self._client.get_experiment_by_name(self._experiment)
         except Exception as error:
             raise ConfigError(f"MLflow cannot be used: {error}") from error
-        self._run_id, self._written = "", 0
+        self._run_id = ""
+        self._written = 0
 
     def open(self, record: AnyRecord) -> None:
-        """Begin a run with the config as its parameters, or go on with that of an earlier part."""
-        known = self._found(kept(record.folder, "mlflow").get("id"))
+        """Start a run with the config as its parameters, or continue that of an earlier part."""
+        known = self._find_run(kept(record.folder, "mlflow").get("id"))
         if known is None:
-            name, tags = name_of_run(record), tags_of(record.config)
-            known = self._client.create_run(self._experiment_id(), tags=tags, run_name=name)
+            known = self._client.create_run(
+                self._get_experiment_id(), tags=tags_of(record.config), run_name=name_of_run(record)
+            )
         else:
             self._client.update_run(known.info.run_id, status="RUNNING")
         self._run_id = known.info.run_id
         keep(record.folder, "mlflow", id=self._run_id)
         written = self._client.get_metric_history(self._run_id, FOUND)
         self._written = max((metric.step for metric in written), default=0)
-        of_param, there = self._module.entities.Param, known.data.params  # which cannot be changed
-        params = [of_param(key, str(value)) for key, value in flat(record.config).items() if key not in there]
+        params: list[Any] = []
+        for key, value in flat(record.config).items():
+            if key not in known.data.params:  # logged parameters cannot be changed
+                params.append(self._module.entities.Param(key, str(value)))
         for first in range(0, len(params), MOST_PARAMS):
             self._client.log_batch(self._run_id, params=params[first : first + MOST_PARAMS])
 
     def write(self, number: int, numbers: Mapping[str, float]) -> None:
-        """Write a metric for each number; nothing, if an earlier part of the run got further."""
+        """Write a metric for each number, unless an earlier part has written this round."""
         if number <= self._written:
             return
-        now, of_metric = int(time.time() * 1000), self._module.entities.Metric
-        metrics: Sequence[Any] = [of_metric(tag, value, now, number) for tag, value in numbers.items()]
+        now = int(time.time() * 1000)
+        make_metric = self._module.entities.Metric
+        metrics = [make_metric(tag, value, now, number) for tag, value in numbers.items()]
         self._client.log_batch(self._run_id, metrics=metrics)
 
     def close(self, record: EndRecord) -> None:
-        """Keep the summary, and say how the run ended."""
+        """Store the summary, and mark the end of the run."""
         if record.reason == "finished" and record.run is not None:
             for path in files_of(record.folder):
                 self._client.log_artifact(self._run_id, str(path))
@@ -214,24 +217,28 @@ class MLflowTracker(Tracker):
         self._client.set_terminated(self._run_id, STATUS[record.reason])
 
     def _tracking_uri(self) -> str | None:
-        """Return where to write; None for MLflow's own choice."""
-        if self._module.is_tracking_uri_set() or (find_spec("sqlalchemy") and find_spec("alembic")):
+        """Return the address of the store; None for MLflow's default."""
+        has_database = find_spec("sqlalchemy") and find_spec("alembic")
+        if self._module.is_tracking_uri_set() or has_database:
             return None
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         return "./mlruns"
 
-    def _experiment_id(self) -> str:
-        found = self._client.get_experiment_by_name(self._experiment)
-        return self._client.create_experiment(self._experiment) if found is None else found.experiment_id
+    def _get_experiment_id(self) -> str:
+        """Return the id of the experiment, which is created if necessary."""
+        experiment = self._client.get_experiment_by_name(self._experiment)
+        if experiment is None:
+            return self._client.create_experiment(self._experiment)
+        return experiment.experiment_id
 
-    def _found(self, run_id: str | None) -> Any:
-        """Return the run of an id; None if there is none any more, as in another store."""
+    def _find_run(self, run_id: str | None) -> Any:
+        """Return an active run by its id; None if it does not exist, as in another store."""
         if run_id is None:
             return None
         try:
-            found = self._client.get_run(run_id)
+            run = self._client.get_run(run_id)
         except self._module.exceptions.MlflowException as error:
             if error.error_code == "RESOURCE_DOES_NOT_EXIST":
                 return None
             raise
-        return found if found.info.lifecycle_stage == "active" else None
+        return run if run.info.lifecycle_stage == "active" else None

@@ -1,4 +1,4 @@
-"""Callbacks by name: the trackers, those of installed packages, and a user's own by ``module:factory``."""
+"""Callbacks by name: trackers, callbacks of installed packages, and ``module:factory``."""
 
 from __future__ import annotations
 
@@ -16,19 +16,28 @@ TRACKERS: Mapping[str, Callable[[], Callback]] = {
 
 
 def build_callback(name: str) -> Callback:
-    """Return a callback by its name: a tracker, an entry point of ``fedclade.callbacks``, or ``module:factory``.
+    """Create a callback by its name.
 
-    A factory is a class or a function that is called without arguments.
+    Parameters
+    ----------
+    name
+        Name of a tracker, an entry point of ``fedclade.callbacks``, or ``module:factory``. A
+        factory is a class or a function that is called without arguments.
+
+    Returns
+    -------
+    Callback
+        The callback.
 
     Raises
     ------
     ConfigError
-        If there is nothing of that name, or what it names makes no callback.
+        If there is no such name, or it does not create a callback.
     MissingExtraError
         If the tracker's package is not installed.
     """
     factory = named("callbacks", name, TRACKERS, "callback")
-    made = factory() if callable(factory) else factory
-    if not isinstance(made, Callback):
-        raise ConfigError(f"callback {shown(name)} should make a fedclade.Callback, got {shown(made)}")
-    return made
+    callback = factory() if callable(factory) else factory
+    if not isinstance(callback, Callback):
+        raise ConfigError(f"callback {shown(name)} should make a fedclade.Callback, got {shown(callback)}")
+    return callback

@@ -32,7 +32,7 @@ def run(make_run):
 
 def test_the_terminal_says_how_honest_clients_fare(run):
     lines = [value for _, value in facts(run)]
-    assert "2 of 4 clients, backdoor; honest accuracy 60.0 %, worst tenth 50.0 %" in lines
+    assert "2 of 4 clients, backdoor; honest clients: accuracy 60.0 %, worst tenth 50.0 %" in lines
     assert (
         "1 cluster of adversaries alone, 1 adversary in clusters with honest clients; ARI 0.50 of honest clients"
         in lines
@@ -73,9 +73,9 @@ def test_without_adversaries_nothing_is_said(run, make_run):
 def test_a_comparison_has_columns_of_them_where_a_run_has_some(summary_run):
     plain, attacked = summary_run(), summary_run(adversary=TOLD)
     columns = Comparison({"plain": [plain], "attacked": [attacked]}).columns
-    assert columns["honest, %"] == ["–", "60.0"]
+    assert columns["honest clients, %"] == ["–", "60.0"]
     assert columns["backdoor"] == ["–", "0.25"]
-    assert not {"honest, %", "backdoor"} & Comparison({"plain": [plain]}).columns.keys()
+    assert not {"honest clients, %", "backdoor"} & Comparison({"plain": [plain]}).columns.keys()
     assert "honest" in Comparison({"attacked": [attacked]}).csv()
     assert "honest" not in Comparison({"plain": [plain]}).csv()
 

@@ -58,7 +58,7 @@ def test_the_score_of_the_round_that_validation_data_chose_stands_beside_the_las
     place = table.columns.index("chosen round")
     assert [row[place - 1 : place + 1] for row in table.rows] == [["70.0 %", "75.0 %"], ["50.0 %", "–"]]
     (card,) = [card for card in run_cards(subject("cfl", 0.7, chosen=of)) if card.label == "Chosen round"]
-    assert (card.value, card.note) == ("75.0 %", "accuracy of round 2; 80.0 % on validation data")
+    assert (card.value, card.note) == ("75.0 %", "test accuracy of round 2; 80.0 % on validation data")
 
 
 def test_each_run_has_a_card_and_is_measured_by_fedavg(subject):

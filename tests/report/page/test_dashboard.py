@@ -117,9 +117,9 @@ def test_who_asks_by_another_name_is_refused(tmp_path: Path, name: str):
     with Dashboard("mine", 3, tmp_path, 0) as dashboard:
         for path in ("/", "/state"):
             code, body, _ = ask(dashboard, path, Host=name.format(port=dashboard.port))
-            assert (code, body) == (403, f"ask for {dashboard.url}")
+            assert (code, body) == (403, f"open {dashboard.url}")
         assert ask(dashboard, "/state", Host=f"localhost:{dashboard.port}")[0] == 200
-        assert ask(dashboard, "/config.toml")[:2] == (404, "there is / and /state")
+        assert ask(dashboard, "/config.toml")[:2] == (404, "not found: the pages are / and /state")
 
 
 def test_it_listens_on_this_machine_alone(tmp_path: Path):
@@ -135,7 +135,7 @@ def test_it_listens_on_this_machine_alone(tmp_path: Path):
 def test_a_port_that_is_taken_is_told(tmp_path: Path):
     with (
         Dashboard("mine", 3, tmp_path, 0) as first,
-        pytest.raises(RunError, match=rf"port {first.port} cannot be listened at: .*; name another with --port"),
+        pytest.raises(RunError, match=rf"cannot listen on port {first.port}: .*; choose another with --port"),
     ):
         Dashboard("second", 3, tmp_path, first.port)
 

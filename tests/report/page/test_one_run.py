@@ -55,7 +55,7 @@ def test_cards_tell_scores_clusters_bytes_and_time(make_run, page_of):
 
 def test_what_stays_with_clients_is_told_in_a_few_words(make_run, page_of):
     layout = Layout.of(nn.Sequential(*(nn.Linear(2, 2) for _ in range(4))), ["1.*", "2.*", "3.*"])
-    (card,) = [each for each in page_of(replace(make_run(), layout=layout)).cards if each.label == "Stays with clients"]
+    (card,) = [each for each in page_of(replace(make_run(), layout=layout)).cards if each.label == "Stays on clients"]
     assert (card.value, card.note) == ("75.0 %", "18 of 24 numbers of a model: 1.weight, 1.bias … 4 more")
 
 
@@ -174,7 +174,7 @@ def test_the_flow_tells_who_went_where(split_run, section, page_of, table):
     (sankey,) = found.figures[""]["data"]
     # Rows of the round of a split name the new clusters: of round 1 nodes 1 and 2, of round 2 nodes 1, 3 and 4.
     assert sankey["node"]["label"] == ["1", "2", "1", "3", "4", "true 0", "true 1", "true 2"]
-    assert table(found, "From where to where").rows == [
+    assert table(found, "Moves between clusters").rows == [
         *(["round 1: 1", "round 2: 1", "2"], ["round 1: 2", "round 2: 3", "1"], ["round 1: 2", "round 2: 4", "1"]),
         *(["round 2: 1", "truth: true 0", "2"], ["round 2: 3", "truth: true 1", "1"]),
         ["round 2: 4", "truth: true 2", "1"],
@@ -191,8 +191,7 @@ def test_a_flow_of_many_stages_and_clusters_is_thinned(make_run, section, page_o
     assert sankey["node"]["label"].count("others") == STAGES
     assert len(sankey["node"]["label"]) == STAGES * WIDEST
     assert found.caption.endswith(
-        f"5 further rounds with moves not drawn. Beyond the {WIDEST - 1} largest of a column, clusters are put "
-        "together."
+        f"5 further rounds with moves not drawn. Clusters beyond the {WIDEST - 1} largest of a column are merged."
     )
     assert REST < 0, "no cluster has that number"
 
@@ -202,7 +201,7 @@ def test_clients_that_lost_against_another_run_are_listed_those_first_that_lost_
     other = replace(run, client_rows=[row | {"accuracy": 0.5 + 0.1 * row["client"]} for row in run.client_rows])
     found = section(page_of(run, other, "fedavg"), "clients")
     assert "Rings: the same clients with fedavg; 2 clients are worse off." in found.caption
-    lost = table(found, "Clients that lost against fedavg")
+    lost = table(found, "Clients with a worse score than with fedavg")
     assert lost.rows == [["2", "0", "70.0 %", "51.0 %"], ["1", "0", "60.0 %", "51.0 %"]]
 
 
@@ -214,7 +213,7 @@ def test_without_another_run_clients_are_measured_by_the_root_s_model(split_run,
         for row in split_run.client_rows
     ]
     found = section(page_of(replace(split_run, client_rows=rows)), "clients")
-    lost = table(found, "Clients that lost against the root’s model of round 1")
+    lost = table(found, "Clients with a worse score than with the root’s model of round 1")
     # At the end node 1 is at 0.64, node 3 at 0.84, node 4 at 0.94: the clients of the first two lost.
     assert [row[0] for row in lost.rows] == ["0", "1", "2"]
 
@@ -223,7 +222,9 @@ def test_nobody_lost_and_nobody_is_listed(make_run, section, page_of, table):
     run = make_run()
     found = section(page_of(run, run, "itself"), "clients")
     assert "no client is worse off" in found.caption
-    assert table(found, "Clients that lost against itself").note == "Nobody."
+    assert table(found, "Clients with a worse score than with itself").note == (
+        "No client has a worse score than with itself."
+    )
 
 
 def checked(kind: str, number: int, p_value: float, **numbers: float | None) -> dict:
@@ -242,8 +243,8 @@ def test_checks_tell_p_value_level_and_gain(make_run, section, page_of, table):
     alone = section(page_of(replace(make_run(), events=events[:1])), "checks")
     assert alone.figures[""]["data"][0]["mode"] == "lines+markers", "a line of one point is not seen"
     assert table(found, "Checks").rows == [
-        ["2", "now 2 + 2", "0.001", "0.01", "0.5", "0.1", "∞"],
-        ["4", "still 2 + 2", "0.2", "0.01", "0.5", "0.1", "1.50"],
+        ["2", "changed to 2 + 2", "0.001", "0.01", "0.5", "0.1", "∞"],
+        ["4", "unchanged 2 + 2", "0.2", "0.01", "0.5", "0.1", "1.50"],
     ]
 
 
@@ -256,9 +257,9 @@ def test_tests_of_cfl_show_which_cluster_was_split(make_run, section, page_of, t
     _, p_values, *_ = found.figures[""]["data"]
     sizes = p_values["marker"]["size"]
     assert sizes[0] > sizes[1]
-    assert [row[1] for row in table(found, "Checks").rows] == ["found 2 + 2", "found 2 in node 1"]
+    assert [row[1] for row in table(found, "Checks").rows] == ["found 2 + 2", "found 2 in cluster 1"]
     *_, p, gain = event_table(run).columns
-    assert [(column.header, *column.cells) for column in (p, gain)] == [("p", "0.001"), ("gain", "–")]
+    assert [(column.header, *column.cells) for column in (p, gain)] == [("p-value", "0.001"), ("gain", "–")]
 
 
 def test_answers_left_out_are_counted_by_round_reason_and_client(make_run, section, page_of, table):
@@ -270,7 +271,7 @@ def test_answers_left_out_are_counted_by_round_reason_and_client(make_run, secti
         {"round": 3, "kind": "retried", "node": 0, "query": "train", "clients": 2, "answered": 1},
     ]
     found = section(page_of(replace(make_run(), events=events)), "faults")
-    assert found.caption == "5 answers left out, by round and reason. Absent clients were asked again 2 times."
+    assert found.caption == "5 replies left out, by round and reason. Absent clients were queried again 2 times."
     assert [(bar["name"], bar["x"], bar["y"]) for bar in found.figures[""]["data"]] == [
         ("norm #", [1, 3], [1, 1]),
         ("norm more than 20 times its cluster's median", [1, 3], [0, 2]),
@@ -287,11 +288,11 @@ def test_what_was_limited_is_counted_by_how_and_by_client(make_run, section, pag
     how = {"1": f"{capped}; {shortened}"}
     limited = [{"round": n, "kind": "limited", "node": 0, "query": "train", "clients": how} for n in (1, 2)]
     lost = {"round": 3, "kind": "left_out", "node": 0, "query": "train", "clients": {"0": "no answer"}}
-    for events, title in ((limited, "Answers limited"), ([*limited, lost], "Answers left out")):
+    for events, title in ((limited, "Limited replies"), ([*limited, lost], "Replies left out")):
         found = section(page_of(replace(make_run(), events=events)), "faults")
         assert found.title == title
-        assert table(found, "Limited, by client").rows == [["1", "4"]]
-        assert table(found, "Limited, by how").rows == [
+        assert table(found, "Limited updates, by client").rows == [["1", "4"]]
+        assert table(found, "Limited updates, by measure").rows == [
             ["weight #, counts with #: 2 times the median client's", "2"],
             ["norm shortened to 5 times the median of all", "2"],
         ]
@@ -305,7 +306,7 @@ def test_sums_that_were_not_used_are_listed_with_the_reason(make_run, section, p
         {"kind": "sum_unguarded", **event, "sums": 1, "because": "few clients"},
     ]
     found = section(page_of(replace(make_run(), events=events)), "faults")
-    assert found.title == "Answers limited"
+    assert found.title == "Limited replies"
     assert table(found, "Sums").rows == [
         ["2", "rejected", "train", "3", "too long"],
         ["2", "unguarded", "train", "3", "few clients"],
@@ -319,9 +320,9 @@ def test_newcomers_are_shown_as_assign_wrote_them(make_run, section, page_of, ta
     summary = {"newcomers": 1, "fit_nowhere": 1, "assignment_accuracy": 1.0, **row}
     found = section(page_of(make_run(), newcomers={"summary": summary, "newcomers": [row]}), "newcomers")
     assert [trace["y"] for trace in found.figures[""]["data"]] == [[0.9], [0.5], [0.7], [0.95]]
-    assert "100 % came into a cluster of their true one. 1 fit nowhere" in found.caption
+    assert "100 % were assigned to a cluster of their true one. 1 fit no cluster" in found.caption
     lines = table(found, "Newcomers").rows
-    assert lines[0] == ["late", "0 › 2 (fits nowhere)", "0.25", "90.0 %", "50.0 %", "70.0 %", "95.0 %"]
+    assert lines[0] == ["late", "0 › 2 (fits no cluster)", "0.25", "90.0 %", "50.0 %", "70.0 %", "95.0 %"]
     assert lines[1][0] == "mean"
 
 
@@ -331,7 +332,7 @@ def test_who_joined_and_left_is_told_without_newcomers_too(make_run, section, pa
         {"round": 3, "kind": "left", "node": 0, "clients": [1]},
     ]
     found = section(page_of(replace(make_run(), events=events)), "newcomers")
-    assert table(found, "Who came and went").rows == [["2", "joined", "1", "7, 8"], ["3", "left", "0", "1"]]
+    assert table(found, "Clients that joined or left").rows == [["2", "joined", "1", "7, 8"], ["3", "left", "0", "1"]]
 
 
 def test_a_run_of_a_config_names_the_command_that_repeats_it(make_run, section, page_of, tmp_path):
@@ -367,7 +368,7 @@ def test_a_run_of_python_has_no_command(make_run, section, page_of):
     run = replace(make_run(), config={"algorithm": {"name": "cfl", "unheard_of": 1}})
     found = section(page_of(run), "config")
     assert list(found.texts) == ["Config, with every default filled in"]
-    assert "repeated by the same call" in found.caption
+    assert "the same call repeats it" in found.caption
 
 
 def test_a_run_whose_last_round_was_not_evaluated_can_be_shown(page_of):
@@ -391,7 +392,7 @@ def test_the_tree_of_many_clusters_draws_the_largest(make_run, section, page_of)
     found = section(page_of(make_run(star=True, clients=60, rounds=1)), "tree")
     (picture,) = found.trees.values()
     assert len(picture.branches) == 1 + 40
-    assert found.caption.endswith("Drawn are the 40 largest of 60 clusters.")
+    assert found.caption.endswith("The 40 largest of 60 clusters are drawn.")
 
 
 def test_the_tree_says_what_each_cluster_is(split_run, section, page_of):
@@ -430,5 +431,5 @@ def test_clusters_without_members_are_not_drawn(make_run, section, page_of):
 def test_quantiles_are_those_of_the_summary(make_run, section, page_of, table):
     found = section(page_of(make_run(accuracy=spread([0.1, 0.2, 0.9, 1.0]))), "clients")
     quantiles = table(found, "Quantiles of the clients’ accuracy")
-    assert quantiles.columns[0] == "least"
+    assert quantiles.columns[0] == "minimum"
     assert (quantiles.rows[0][0], quantiles.rows[0][-1]) == ("10.0 %", "100.0 %")

@@ -1,4 +1,4 @@
-"""The report of a run, or of several, as one HTML page that needs nothing else."""
+"""Report of a run, or of several, as one HTML page without other files."""
 
 from fedclade.report.page.comparison import REPORT, comparison_page, run_labels
 from fedclade.report.page.dashboard import PORT, Dashboard

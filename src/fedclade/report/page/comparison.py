@@ -1,4 +1,4 @@
-"""Several runs on one page: what each came to, how it got there, and in what they differ."""
+"""Page that compares several runs: their results, their course, and the settings that differ."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from fedclade.report.score import Score, compared_by, in_common
 from fedclade.report.style import FEW_ROUNDS
 
 REPORT = "report.html"
-"""A run's own page, in its folder."""
+"""File name of a run's own page, in its folder."""
 
 BASELINE = "fedavg"
-"""What the others are measured by, if it is among them."""
+"""Algorithm whose score the others are compared with, if it is among them."""
 
 LISTED = 25
-"""About so many rounds are listed in a table."""
+"""Approximate number of rounds in a table."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A run among others: what to call it, and its colour."""
+    """A run in a comparison, with its label and colour."""
 
     label: str
     view: RunView
     entry: LegendEntry
     score: Score
-    """What all are compared by."""
+    """Metric that all runs have."""
 
     @property
     def summary(self) -> Mapping[str, Any]:
@@ -51,212 +51,304 @@ class Compared:
 
     @property
     def mean(self) -> float | None:
-        """The mean score of its clients that have one; None if none has."""
+        """Mean score of the clients that have one; None if no client has."""
         return self.score.mean(self.summary)
 
     @cached_property
     def scores(self) -> list[float]:
-        """The last score of each client that has one, ascending."""
-        return sorted(filter(isfinite, map(self.score.of, self.view.outcome.rows.values())))
+        """Last score of each client that has one, ascending."""
+        scores = [self.score.of(row) for row in self.view.outcome.rows.values()]
+        return sorted(score for score in scores if isfinite(score))
 
 
 def comparison_page(views: Sequence[RunView], beside: Path) -> Page:
     """Return a page that compares at least two runs.
 
-    The page is for the folder ``beside``, from which the runs' own pages are linked.
+    Parameters
+    ----------
+    views
+        The runs.
+    beside
+        Folder of the page, for relative links to the runs' own pages.
 
     Raises
     ------
     ConfigError
         If the runs have no metric in common.
     """
-    labels, score = run_labels(views), in_common([view.run.summary for view in views])
-    runs = [Compared(*each, score) for each in zip(labels, views, series(labels), strict=True)]
-    data = list(dict.fromkeys(view.run.summary["data"] for view in views))
-    sections = [_scores(runs), _clusters(runs), _traffic(runs), _spread(runs), _trees(runs), _settings(runs)]
-    found = [_overview(runs, beside), *(each for each in sections if each is not None)]
-    return Page(f"Comparison of {len(runs)} runs", "; ".join(data), _cards(runs), found)
+    labels = run_labels(views)
+    entries = series(labels)
+    score = in_common([view.run.summary for view in views])
+    runs = [Compared(label, view, entry, score) for label, view, entry in zip(labels, views, entries, strict=True)]
+    sections = [
+        _overview_section(runs, beside),
+        _scores_section(runs),
+        _clusters_section(runs),
+        _traffic_section(runs),
+        _spread_section(runs),
+        _trees_section(runs),
+        _settings_section(runs),
+    ]
+    data = dict.fromkeys(run.summary["data"] for run in runs)
+    return Page(
+        title=f"Comparison of {len(runs)} runs",
+        subtitle="; ".join(data),
+        cards=_list_cards(runs),
+        sections=[section for section in sections if section is not None],
+    )
 
 
 def run_labels(views: Sequence[RunView]) -> list[str]:
-    """Return what to call each of some runs: its algorithm; with seed or folder where that is not enough."""
-    algorithms = [view.run.summary["algorithm"] for view in views]
-    seeded = [f"{name}, seed {each.run.summary['seed']}" for name, each in zip(algorithms, views, strict=True)]
-    folders = [f"{name}, {apart}" for name, apart in zip(seeded, _apart([each.folder for each in views]), strict=True)]
-    counts = [Counter(names) for names in (algorithms, seeded, folders)]
-    return [
-        next((name for name, number in zip(names, counts, strict=True) if number[name] == 1), f"{names[-1]} ({i})")
-        for i, names in enumerate(zip(algorithms, seeded, folders, strict=True), start=1)
-    ]
+    """Return a unique label for each run: its algorithm, with seed and folder if necessary."""
+    folders = _shorten_paths([view.folder for view in views])
+    candidates: list[list[str]] = []
+    for view, folder in zip(views, folders, strict=True):
+        name = view.run.summary["algorithm"]
+        with_seed = f"{name}, seed {view.run.summary['seed']}"
+        candidates.append([name, with_seed, f"{with_seed}, {folder}"])
+    counts: Counter[tuple[int, str]] = Counter()
+    for names in candidates:
+        counts.update(enumerate(names))
+    labels: list[str] = []
+    for i, names in enumerate(candidates, start=1):
+        unique = [name for level, name in enumerate(names) if counts[level, name] == 1]
+        labels.append(unique[0] if unique else f"{names[-1]} ({i})")
+    return labels
 
 
-def _apart(folders: Sequence[Path | None]) -> list[str]:
-    """Return what tells folders apart: their paths without what all begin with, and without what all end in."""
+def _shorten_paths(folders: Sequence[Path | None]) -> list[str]:
+    """Return paths without the parts at the beginning and at the end that all have in common."""
     paths = [(str(folder),) if folder is None else folder.parts for folder in folders]
-    for _ in range(2):  # what they begin with, and backwards what they end in
-        alike = [len(set(parts)) == 1 for parts in zip(*paths, strict=False)]
-        shared = min([*alike, False].index(False), *(len(path) - 1 for path in paths))
-        paths = [path[shared:][::-1] for path in paths]
+    for _ in range(2):  # the common beginning, and then, reversed, the common end
+        n_shared = _count_shared_parts(paths)
+        paths = [path[n_shared:][::-1] for path in paths]
     return ["/".join(path) for path in paths]
 
 
-def _cards(runs: Sequence[Compared]) -> list[Card]:
-    """Return a card for each run: its score, and the difference to FedAvg if that is among them."""
+def _count_shared_parts(paths: Sequence[tuple[str, ...]]) -> int:
+    """Return the number of leading parts that all paths share; each keeps at least one part."""
+    n_shared = 0
+    for parts in zip(*(path[:-1] for path in paths), strict=False):
+        if len(set(parts)) > 1:
+            break
+        n_shared += 1
+    return n_shared
+
+
+def _list_cards(runs: Sequence[Compared]) -> list[Card]:
+    """Return a card for each run: its score, and the difference to FedAvg if that is included."""
     baselines = [run for run in runs if run.summary["algorithm"] == BASELINE]
-    base = baselines[0] if len(baselines) == 1 else None
+    baseline = baselines[0] if len(baselines) == 1 else None
     cards: list[Card] = []
     for run in runs:
-        note, trend = run.score.label, ""
-        if base is not None and run is not base and run.mean is not None and base.mean is not None:
-            gain, trend = run.score.gain(run.mean, base.mean)
-            note = f"{gain} against {base.label}"
-        cards.append(Card(run.label, run.score.text(run.mean), note, trend, run.entry.colour))
+        note = run.score.label
+        trend = ""
+        other = None if baseline is None or run is baseline else baseline.mean
+        if baseline is not None and run.mean is not None and other is not None:
+            gain, trend = run.score.gain(run.mean, other)
+            note = f"{gain} against {baseline.label}"
+        value = run.score.text(run.mean)
+        cards.append(Card(run.label, value, note, trend=trend, colour=run.entry.colour))
     return cards
 
 
-def _overview(runs: Sequence[Compared], beside: Path) -> Section:
+def _overview_section(runs: Sequence[Compared], beside: Path) -> Section:
+    summaries = [run.summary for run in runs]
+    score = runs[0].score
+    others = [other for other in compared_by(summaries) if other != score]
+    has_chosen = any("chosen" in summary for summary in summaries)
+    columns = ["run", score.label]
+    if has_chosen:
+        columns.append("chosen round")
+    columns.append("worst tenth")
+    columns += [other.label for other in others]
+    columns += ["clusters", "ARI", "traffic", "time", "rounds"]
     rows: list[list[str]] = []
-    others = [each for each in compared_by([run.summary for run in runs]) if each != runs[0].score]
-    chosen = any("chosen" in run.summary for run in runs)
     for run in runs:
-        s = run.summary
-        true = "" if s["clusters"]["true"] is None else f" of {s['clusters']['true']}"
-        cells = [run.label, _mean_and_number(run.score, s)]
-        cells += [run.score.text(run.score.of_chosen(s))] if chosen else []
-        cells += [run.score.text(run.score.worst_tenth(s))]
-        cells += [_mean_and_number(each, s) if each.is_of(s) else NONE for each in others]
-        cells += [f"{s['clusters']['found']}{true}", number(s["clusters"]["ari"])]
-        cells += [traffic(s["bytes_up"] + s["bytes_down"]), duration(s["seconds"]["total"]), str(s["rounds"])]
+        summary = run.summary
+        clusters = summary["clusters"]
+        true = "" if clusters["true"] is None else f" of {clusters['true']}"
+        cells = [run.label, _write_mean(score, summary)]
+        if has_chosen:
+            cells.append(score.text(score.of_chosen(summary)))
+        cells.append(score.text(score.worst_tenth(summary)))
+        cells += [_write_mean(other, summary) for other in others]
+        cells += [f"{clusters['found']}{true}", number(clusters["ari"])]
+        cells.append(traffic(summary["bytes_up"] + summary["bytes_down"]))
+        cells += [duration(summary["seconds"]["total"]), str(summary["rounds"])]
         rows.append(cells)
-    columns = ["run", runs[0].score.label, *(["chosen round"] if chosen else []), "worst tenth"]
-    columns += [*(each.label for each in others), "clusters", "ARI", "traffic", "time", "rounds"]
-    links = {run.label: link for run in runs if (link := _report_of(run, beside)) is not None}
-    caption = "What each run came to; means over the clients."
-    caption = f"{caption} {note_of_chosen(run.summary for run in runs)}".rstrip()
-    if any(each.clients(run.summary).without for run in runs for each in Score.all_of(run.summary)):
-        caption += f" {SCORED}"
-    return Section("overview", "The runs", caption, open_tables=[Table("", columns, rows)], links=links)
+    links: dict[str, str] = {}
+    for run in runs:
+        link = _find_page(run, beside)
+        if link is not None:
+            links[run.label] = link
+    sentences = ["Results of each run; means over the clients."]
+    if note := note_of_chosen(summaries):
+        sentences.append(note)
+    if any(_has_missing_scores(summary) for summary in summaries):
+        sentences.append(SCORED)
+    table = Table("", columns, rows)
+    caption = " ".join(sentences)
+    return Section("overview", "The runs", caption, open_tables=[table], links=links)
 
 
-def _mean_and_number(score: Score, summary: Mapping[str, Any]) -> str:
-    """Write the mean score of a run, with the number of clients that have one if others have none."""
+def _has_missing_scores(summary: Mapping[str, Any]) -> bool:
+    return any(score.clients(summary).without for score in Score.all_of(summary))
+
+
+def _write_mean(score: Score, summary: Mapping[str, Any]) -> str:
+    """Write a run's mean score, with the number of clients that have one if some have none."""
+    if not score.is_of(summary):
+        return NONE
     return score.clients(summary).after(score.text(score.mean(summary)))
 
 
-def _report_of(run: Compared, beside: Path) -> str | None:
-    """Return where the run's own page lies, if it has been written, as seen from a folder."""
-    if run.view.folder is None or not (page := run.view.folder / REPORT).is_file():
+def _find_page(run: Compared, beside: Path) -> str | None:
+    """Return the link from a folder to the run's own page; None if it has not been written."""
+    if run.view.folder is None:
+        return None
+    page = run.view.folder / REPORT
+    if not page.is_file():
         return None
     return quote(Path(os.path.relpath(page, beside)).as_posix())
 
 
-def _over_rounds(run: Compared, column: str) -> dict[int, float]:
-    return {row["round"]: row[column] for row in run.view.run.metric_rows if row.get(column) is not None}
+def _select_column(run: Compared, column: str) -> dict[int, float]:
+    """Return the values of a column of ``metrics.parquet`` by round, missing ones left out."""
+    rows = run.view.run.metric_rows
+    return {row["round"]: row[column] for row in rows if row.get(column) is not None}
 
 
-def _lines(runs: Sequence[Compared], column: str, hover: str, *, steps: bool = False) -> list[Line]:
-    return [
-        Line(
-            x=list(found),
-            y=list(found.values()),
-            colour=run.entry.colour,
-            dash=run.entry.dash,
-            dots=run.view.rounds <= FEW_ROUNDS,
-            steps=steps,
-            name=run.label,
-            hover=f"{{name}}, round %{{x}}<br>{hover}",
-        )
-        for run in runs
-        if (found := _over_rounds(run, column))
-    ]
+def _draw_lines(runs: Sequence[Compared], column: str, hover: str, *, steps: bool = False) -> list[Line]:
+    """Return a line over the rounds for each run that has numbers in a column."""
+    lines: list[Line] = []
+    for run in runs:
+        values = _select_column(run, column)
+        if values:
+            line = Line(
+                x=list(values),
+                y=list(values.values()),
+                colour=run.entry.colour,
+                dash=run.entry.dash,
+                dots=run.view.rounds <= FEW_ROUNDS,
+                steps=steps,
+                name=run.label,
+                hover=f"{{name}}, round %{{x}}<br>{hover}",
+            )
+            lines.append(line)
+    return lines
 
 
-def _rounds_axis(runs: Sequence[Compared]) -> Axis:
-    return rounds_axis(max(run.view.rounds for run in runs))
+def _draw_panels(
+    runs: Sequence[Compared], title: str, panels: Sequence[Panel], *, height: int, x: Axis | None = None
+) -> Picture:
+    """Return a picture with a legend of the runs, over the rounds unless ``x`` is given."""
+    x_axis = x or rounds_axis(max(run.view.rounds for run in runs))
+    return Picture(title, panels, x_axis, height, legend=[run.entry for run in runs])
 
 
-def _legend(runs: Sequence[Compared]) -> list[LegendEntry]:
-    return [run.entry for run in runs]
+def _rounds_table(runs: Sequence[Compared], column: str, write: Callable[[float], str], title: str) -> Table:
+    columns = {run.label: _select_column(run, column) for run in runs}
+    return table_by_round(title, columns, write, longest=LISTED)
 
 
-def _scores(runs: Sequence[Compared]) -> Section | None:
+def _scores_section(runs: Sequence[Compared]) -> Section | None:
+    """Return the mean scores over the rounds; None if no run has one."""
     score = runs[0].score
-    lines = _lines(runs, f"{score.name}_mean", f"{score.label} {score.hover()}")
+    column = f"{score.name}_mean"
+    lines = _draw_lines(runs, column, f"{score.label} {score.hover()}")
     if not lines:
         return None
     title = f"{score.title} over the rounds"
     caption = f"Mean test {score.label} over all clients after each round.{score.remark}"
-    picture = Picture(title, [Panel(lines, score.axis("mean test"))], _rounds_axis(runs), 400, _legend(runs))
-    return Section.of("scores", caption, picture, [_table(runs, f"{score.name}_mean", score.text, title)])
+    panel = Panel(lines, score.axis("mean test"))
+    picture = _draw_panels(runs, title, [panel], height=400)
+    table = _rounds_table(runs, column, score.text, title)
+    return Section.of("scores", caption, picture, [table])
 
 
-def _table(runs: Sequence[Compared], column: str, written: Callable[[float], str], title: str) -> Table:
-    return table_by_round(title, {run.label: _over_rounds(run, column) for run in runs}, written, LISTED)
-
-
-def _clusters(runs: Sequence[Compared]) -> Section | None:
-    """Return the number of clusters over the rounds and, where the truth is known, their ARI."""
+def _clusters_section(runs: Sequence[Compared]) -> Section | None:
+    """Return the number of clusters over the rounds and, if the truth is known, their ARI."""
     if max(run.summary["clusters"]["found"] for run in runs) < 2:
         return None
-    found = _lines(runs, "clusters", "%{y} clusters", steps=True)
-    panels = [Panel(found, Axis("clusters", "whole", from_zero=True))]
-    tables = [_table(runs, "clusters", str, "Clusters over the rounds")]
+    cluster_lines = _draw_lines(runs, "clusters", "%{y} clusters", steps=True)
+    ari_lines = _draw_lines(runs, "ari", "ARI %{y:.2f}")
+    panels = [Panel(cluster_lines, Axis("clusters", "whole", from_zero=True))]
+    tables = [_rounds_table(runs, "clusters", str, "Clusters over the rounds")]
     caption = "The number of clusters after each round."
-    if right := _lines(runs, "ari", "ARI %{y:.2f}"):
-        panels.append(Panel(right, Axis("ARI", range=(-0.08, 1.08))))
-        tables.append(_table(runs, "ari", number, "ARI over the rounds"))
-        caption += " Below, how well they agree with the true ones: ARI 1 is perfect, 0 no better than chance."
-    height = 440 if right else 300
-    picture = Picture("Clusters found", panels, _rounds_axis(runs), height, _legend(runs))
+    if ari_lines:
+        panels.append(Panel(ari_lines, Axis("ARI", range=(-0.08, 1.08))))
+        tables.append(_rounds_table(runs, "ari", number, "ARI over the rounds"))
+        caption += (
+            " Below, their agreement with the true clusters: an ARI of 1 is perfect, 0 is that of a random partition."
+        )
+    height = 440 if ari_lines else 300
+    picture = _draw_panels(runs, "Clusters found", panels, height=height)
     return Section.of("clusters", caption, picture, tables)
 
 
-def _traffic(runs: Sequence[Compared]) -> Section | None:
-    """Return the score against the bytes that it took."""
+def _traffic_section(runs: Sequence[Compared]) -> Section | None:
+    """Return the score over the transferred bytes; None if no run has sent any."""
     score = runs[0].score
     lines: list[Line] = []
     for run in runs:
-        rows = run.view.run.metric_rows
-        spent = list(accumulate((row["bytes_up"] + row["bytes_down"]) / 1e6 for row in rows))
-        values = [row.get(f"{score.name}_mean") for row in rows]
-        points = [(x, y) for x, y in zip(spent, values, strict=True) if y is not None]
-        if any(spent):
-            line = Line(
-                x=[x for x, _ in points],
-                y=[y for _, y in points],
-                colour=run.entry.colour,
-                dash=run.entry.dash,
-                name=run.label,
-                hover=f"{{name}}<br>%{{x:,.3g}} MB, {score.hover()}",
-            )
-            lines.append(line)
+        metric_rows = run.view.run.metric_rows
+        megabytes = [(row["bytes_up"] + row["bytes_down"]) / 1e6 for row in metric_rows]
+        totals = list(accumulate(megabytes))
+        if not any(totals):
+            continue
+        values = [row.get(f"{score.name}_mean") for row in metric_rows]
+        points = [(x, y) for x, y in zip(totals, values, strict=True) if y is not None]
+        line = Line(
+            x=[x for x, _ in points],
+            y=[y for _, y in points],
+            colour=run.entry.colour,
+            dash=run.entry.dash,
+            name=run.label,
+            hover=f"{{name}}<br>%{{x:,.3g}} MB, {score.hover()}",
+        )
+        lines.append(line)
     if not lines:
         return None
+    panel = Panel(lines, score.axis("mean test"))
     x_axis = Axis("MB sent and received by all clients")
-    picture = Picture("What it took", [Panel(lines, score.axis("mean test"))], x_axis, 380, _legend(runs))
-    rows = [[r.label, *(traffic(r.view.run.summary[key]) for key in ("bytes_up", "bytes_down"))] for r in runs]
-    caption = "The same scores against the traffic until then. Methods that send nothing have no line."
-    return Section.of("traffic", caption, picture, [Table("Traffic", ["run", "up", "down"], rows)])
+    title = f"{score.title} over the traffic"
+    picture = _draw_panels(runs, title, [panel], height=380, x=x_axis)
+    rows: list[list[str]] = []
+    for run in runs:
+        summary = run.summary
+        rows.append([run.label, traffic(summary["bytes_up"]), traffic(summary["bytes_down"])])
+    table = Table("Traffic", ["run", "from clients", "to clients"], rows)
+    caption = f"Mean test {score.label} after the traffic of all rounds so far. Methods without traffic have no line."
+    return Section.of("traffic", caption, picture, [table])
 
 
-def _spread(runs: Sequence[Compared]) -> Section:
-    """Return the clients' scores of each run in order: the share of clients that have at most each."""
+def _spread_section(runs: Sequence[Compared]) -> Section:
+    """Return the distribution of the clients' scores in each run, as cumulative shares."""
     score = runs[0].score
     x_axis = score.axis("test")
-    if not x_axis.log and (scores := [each for run in runs for each in run.scores]):
-        margin = 0.02 if score.share else 0.02 * (max(scores) - min(scores) or 1)
+    scores: list[float] = []
+    for run in runs:
+        scores += run.scores
+    if scores and not x_axis.log:
+        width = 1 if score.share else max(scores) - min(scores) or 1
+        margin = 0.02 * width
         x_axis = replace(x_axis, range=(min(scores) - margin, max(scores) + margin))
-    panel = Panel([_curve(run) for run in runs], Axis("share of the clients", "share"))
-    picture = Picture("How the clients fared", [panel], x_axis, 380, _legend(runs))
-    caption = f"How many of the clients have at most a given test {score.label} at the end."
-    caption += score.remark and f"{score.remark[:-1]}: the further left a line, the better."
-    quantiles = {"min": "least", "p10": "p10", "p50": "median", "p90": "p90", "max": "most"}
-    rows = [[run.label, *(score.text(run.summary[score.name][key]) for key in quantiles)] for run in runs]
-    table = Table("Quantiles over the clients", ["run", *quantiles.values()], rows)
+    panel = Panel([_draw_distribution(run) for run in runs], Axis("share of the clients", "share"))
+    picture = _draw_panels(runs, "Scores of the clients", [panel], height=380, x=x_axis)
+    caption = f"Share of the clients with at most a given test {score.label} at the end."
+    if score.remark:
+        caption += f"{score.remark[:-1]}: the further left a line, the better."
+    names = {"min": "minimum", "p10": "p10", "p50": "median", "p90": "p90", "max": "maximum"}
+    rows: list[list[str]] = []
+    for run in runs:
+        spread = run.summary[score.name]
+        rows.append([run.label, *(score.text(spread[key]) for key in names)])
+    table = Table("Quantiles over the clients", ["run", *names.values()], rows)
     return Section.of("clients", caption, picture, [table])
 
 
-def _curve(run: Compared) -> Line:
+def _draw_distribution(run: Compared) -> Line:
     scores = run.scores
     return Line(
         x=scores,
@@ -269,23 +361,35 @@ def _curve(run: Compared) -> Line:
     )
 
 
-def _trees(runs: Sequence[Compared]) -> Section:
+def _trees_section(runs: Sequence[Compared]) -> Section:
     caption = (
-        "The parameter tree of each run: a bar for each cluster, from its first round to its split. Choose one with a "
-        "click, or with Tab and the arrow keys. Colours tell the clusters of one run apart."
+        "The parameter tree of each run: a bar for each cluster, from its first round to its split. "
+        "Select one with a click, or with Tab and the arrow keys. Colours distinguish the clusters "
+        "of one run."
     )
-    return Section("tree", "Parameter trees", caption, trees={run.label: tree_picture(run.view) for run in runs})
+    trees = {run.label: tree_picture(run.view) for run in runs}
+    return Section("tree", "Parameter trees", caption, trees=trees)
 
 
-def _settings(runs: Sequence[Compared]) -> Section:
-    """Return in what the configs differ, and the command that repeats each run."""
+def _settings_section(runs: Sequence[Compared]) -> Section:
+    """Return the settings that differ, and the command that repeats each run."""
     settings = [as_texts(run.view.run.config) for run in runs]
-    keys = list(dict.fromkeys(key for each in settings for key in each))
-    rows = [[key, *values] for key in keys if len(set(values := [each.get(key, NONE) for each in settings])) > 1]
-    caption = "The settings in which the runs differ; all others are the same."
-    if not rows:
-        caption = "The runs have the same settings."
-    tables = [Table("", ["setting", *(run.label for run in runs)], rows)] if rows else []
-    commands = [command for run in runs if (command := repeat_command(run.view)) is not None]
-    texts = {"The commands that repeat the runs": "\n".join(dict.fromkeys(commands))} if commands else {}
+    keys: dict[str, None] = {}
+    for config in settings:
+        keys.update(dict.fromkeys(config))
+    rows: list[list[str]] = []
+    for key in keys:
+        values = [config.get(key, NONE) for config in settings]
+        if len(set(values)) > 1:
+            rows.append([key, *values])
+    caption = "The runs have the same settings."
+    tables: list[Table] = []
+    if rows:
+        caption = "The settings in which the runs differ; all others are the same."
+        tables = [Table("", ["setting", *(run.label for run in runs)], rows)]
+    commands = dict.fromkeys(repeat_command(run.view) for run in runs)
+    known = [command for command in commands if command is not None]
+    texts: dict[str, str] = {}
+    if known:
+        texts["The commands that repeat the runs"] = "\n".join(known)
     return Section("config", "Settings", caption, open_tables=tables, texts=texts)

@@ -1,4 +1,4 @@
-"""How a run went: scores and separation gaps of the clusters over the rounds, and the norms of their updates."""
+"""Sections of a run's scores, update norms, similarities, dendrogram, clients and checks."""
 
 from __future__ import annotations
 
@@ -28,40 +28,50 @@ from fedclade.report.run_view import RunView
 from fedclade.report.tables import CHECK_COLUMNS, check_rows, clusters_text
 from fedclade.runs import events_of
 
-# Which clients are alike: the similarities of the last updates in each cluster, in the order of the
-# tree.
+# Similarities of the last updates in each cluster, clients in the order of the tree.
 
 SIDE = 100
-"""A matrix of more clients is drawn as means over neighbours, so many in a row."""
+"""Rows of a drawn matrix; a matrix of more clients is drawn as means over neighbours."""
 
 MATRICES = 8
-"""So many clusters can be looked at; the largest, and the root first."""
+"""Number of clusters whose matrix can be shown: the root first, then the largest."""
 
 
 def similarity_section(view: RunView) -> Section | None:
-    """Return heat maps of the cosine similarities, one for each cluster that has one; None if there is none."""
-    kept = sorted(view.run.similarities, key=lambda s: (s.node != 0, -len(s.clients), s.node))
-    if not kept:
+    """Return heat maps of cosine similarities, one for each cluster; None if there is none."""
+    matrices = sorted(view.run.similarities, key=lambda matrix: (matrix.node != 0, -len(matrix.clients), matrix.node))
+    if not matrices:
         return None
-    shown = kept[:MATRICES]
+    shown = matrices[:MATRICES]
     pictures = similarity_pictures(view, shown, SIDE)
-    caption = (
-        "Cosine similarity of each pair of clients’ updates, clients in the order of the tree: what lies in one "
-        "cluster should be warm, what lies in two cold. "
-    )
-    caption += "The strip at the left shows each client’s true cluster. " if view.outcome.truth is not None else ""
+    sentences = [
+        "Cosine similarity of each pair of clients’ updates, with clients in the order of the tree. "
+        "Updates should be similar (warm colours) within a cluster and dissimilar (cold) between "
+        "clusters."
+    ]
+    if view.outcome.truth is not None:
+        sentences.append("The strip at the left shows each client’s true cluster.")
     if max(len(matrix.clients) for matrix in shown) > SIDE:
-        caption += f"Matrices of more than {SIDE} clients are drawn as means over neighbours. "
-    caption += f"{count(len(kept) - MATRICES, 'smaller cluster')} not shown." if len(kept) > MATRICES else ""
-    figures = {picture.title: draw(picture) for picture in pictures}
-    rows = [[str(m.node), str(m.round), str(len(m.clients)), *_extremes(m.alpha)] for m in shown]
-    table = Table("Similarities by cluster", ["cluster", "round", "clients", "least", "mean", "most"], rows)
-    title = "Similarity of the clients’ updates"
-    return Section("similarity", title, caption.strip(), figures, pictures[0].legend, [table])
+        sentences.append(f"Matrices of more than {SIDE} clients are drawn as means over neighbours.")
+    if len(matrices) > MATRICES:
+        sentences.append(f"{count(len(matrices) - MATRICES, 'smaller cluster')} not shown.")
+    rows: list[list[str]] = []
+    for matrix in shown:
+        sizes = [str(matrix.node), str(matrix.round), str(len(matrix.clients))]
+        rows.append([*sizes, *_summarize_similarities(matrix.alpha)])
+    columns = ["cluster", "round", "clients", "minimum", "mean", "maximum"]
+    return Section(
+        "similarity",
+        "Similarity of the clients’ updates",
+        " ".join(sentences),
+        {picture.title: draw(picture) for picture in pictures},
+        legend=pictures[0].legend,
+        tables=[Table("Similarities by cluster", columns, rows)],
+    )
 
 
-def _extremes(alpha: Similarity) -> list[str]:
-    """Return the least, the mean and the largest similarity of two different clients."""
+def _summarize_similarities(alpha: Similarity) -> list[str]:
+    """Return the minimum, mean and maximum similarity of two different clients."""
     pairs = alpha[~np.eye(len(alpha), dtype=bool)]
     return [number(float(value)) for value in (pairs.min(), pairs.mean(), pairs.max())]
 
@@ -69,142 +79,177 @@ def _extremes(alpha: Similarity) -> list[str]:
 # The dendrogram of a step of hierarchical clustering (FL+HC).
 
 MERGES_LISTED = 15
-"""So many merges are listed, the last ones first."""
+"""Number of merges that are listed, the last ones first."""
 
 
 def dendrogram_section(view: RunView) -> Section | None:
-    """Return which clusters merged at what distance, and where that was cut; None for a run without such a step."""
-    found = clustering_step(view.run)
-    if found is None:
+    """Return the dendrogram of the last hierarchical clustering; None for a run without one."""
+    last_step = clustering_step(view.run)
+    if last_step is None:
         return None
-    at, step = found
-    merges = Merges(view.run, at, step)
-    clusters, cut = count(len(step.sizes), "cluster"), step.threshold
-    caption = (
-        f"How the {count(merges.m, 'client')} were clustered by their {compared(step)} in round {at}: every "
-        f"bridge joins two clusters at the height of their distance. "
-        + (f"Cut at {cut:.4g} (dashed): {clusters}. " if cut is not None else f"Not cut: {clusters}. ")
-        + ("" if view.outcome.truth is None else "The strip below shows each client’s true cluster.")
-    )
+    round_number, step = last_step
+    merges = Merges(view.run, round_number, step)
+    clusters = count(len(step.sizes), "cluster")
+    sentences = [
+        f"Hierarchical clustering of {count(merges.m, 'client')} by their {compared(step)} in round "
+        f"{round_number}: every bridge joins two clusters at the height of their distance."
+    ]
+    if step.threshold is None:
+        sentences.append(f"Not cut: {clusters}.")
+    else:
+        sentences.append(f"Cut at {step.threshold:.4g} (dashed): {clusters}.")
+    if view.outcome.truth is not None:
+        sentences.append("The strip below shows each client’s true cluster.")
     sizes = merges.cluster_sizes
     rows = [[f"{height:.4g}", str(sizes[a]), str(sizes[b])] for a, b, height in reversed(step.merges)]
-    columns = ["distance", "clients", "and"]
-    table = Table.first("The last merges", columns, rows or [[NONE, NONE, NONE]], MERGES_LISTED, "lower merge")
-    picture = dendrogram_picture(view, at, step)
-    return Section("dendrogram", "Dendrogram", caption.strip(), {"": draw(picture)}, picture.legend, [table])
+    if not rows:
+        rows = [[NONE, NONE, NONE]]
+    columns = ["distance", "clients in first cluster", "clients in second cluster"]
+    table = Table.first("The last merges", columns, rows, limit=MERGES_LISTED, noun="lower merge")
+    picture = dendrogram_picture(view, round_number, step)
+    return Section(
+        "dendrogram", "Dendrogram", " ".join(sentences), {"": draw(picture)}, legend=picture.legend, tables=[table]
+    )
 
 
-# How the clients fared: the score of each, and which lost against another run or against the root's
-# model.
+# The score of each client, compared with another run or with the root's model.
 
 CLIENTS_LISTED = 25
-"""So many clients are listed, those first that lost most."""
+"""Number of clients that are listed, those with the largest loss first."""
 
 MOST = 3000
-"""Of more clients than this, every so many are drawn."""
+"""Number of clients that are drawn; of more, a regular sample is drawn."""
 
 
 def spread_section(view: RunView) -> Section | None:
-    """Return the score of every client, worst first, and what it was in the run that it is compared with.
+    """Return the score of every client, worst first; None if no client has a score.
 
-    None if no client has a score.
+    If the run is compared with another, or with the root's model, the scores there are included.
     """
     if not view.scores:
         return None
-    caption = f"Test {view.score.label} of each client at the end, the worst at the left, in the colour of its cluster."
+    sentences = [
+        f"Test {view.score.label} of each client at the end, the worst at the left, in the colour of its cluster."
+    ]
     if without := view.score.clients(view.run.summary).without:
-        caption += f" {count(without, 'more client')} {'has' if without == 1 else 'have'} no score: it is undefined"
-        caption += " for their test data."
-    tables = [_quantiles(view)]
+        have = "has" if without == 1 else "have"
+        more = count(without, "more client")
+        sentences.append(f"{more} {have} no score: it is undefined for their test data.")
+    tables = [_quantile_table(view)]
     if view.before is not None:
-        label, scores = view.before
-        losers = _losers(view, scores)
-        tables.append(_loser_table(view, label, scores, losers))
-        n = len(losers)
-        lost = "no client is worse off" if not n else f"{count(n, 'client')} {'is' if n == 1 else 'are'} worse off"
-        caption += f" Rings: the same clients with {label}; {lost}."
+        label, before = view.before
+        losers = _find_losers(view, before)
+        tables.append(_loser_table(view, label, before, losers))
+        lost = "no client is worse off"
+        if losers:
+            lost = f"{count(len(losers), 'client')} {'is' if len(losers) == 1 else 'are'} worse off"
+        sentences.append(f"Rings: the same clients with {label}; {lost}.")
     if len(view.scores) > MOST:
-        caption += f" Of {len(view.scores):,} clients, {MOST:,} are drawn."
-    return Section.of("clients", caption, _picture(view), tables)
+        sentences.append(f"Of {len(view.scores):,} clients, {MOST:,} are drawn.")
+    return Section.of("clients", " ".join(sentences), _spread_picture(view), tables)
 
 
-def _picture(view: RunView) -> Picture:
+def _spread_picture(view: RunView) -> Picture:
+    """Return a dot for every client, and a ring for its score in the compared run."""
     ordered = sorted(view.scores, key=lambda client: (view.score.sign * view.scores[client], client))
-    ordered = ordered[:: -(-len(ordered) // MOST)]
-    form = view.score.hover()
-    leaf_of = view.run.tree.leaf_of
-    size = 9 if len(ordered) <= 60 else 6 if len(ordered) <= 300 else 4
-    marks: list[Dots] = []
+    step = -(-len(ordered) // MOST)
+    ordered = ordered[::step]
+    size = _dot_size(len(ordered))
+    hover = f"<br>{view.score.label} {view.score.hover()}"
     legend = view.colours.current("dot")
+    marks: list[Dots] = []
     if view.before is not None:
-        label, scores = view.before
-        both = {place: client for place, client in enumerate(ordered, start=1) if client in scores}
+        label, before = view.before
+        places = [place for place, client in enumerate(ordered, start=1) if client in before]
+        clients = [client for client in ordered if client in before]
         rings = Dots(
-            x=list(both),
-            y=[scores[client] for client in both.values()],
-            texts=[view.outcome.name(client) for client in both.values()],
+            x=places,
+            y=[before[client] for client in clients],
+            texts=[view.outcome.name(client) for client in clients],
             colour="@muted",
             size=size,
             ring=True,
             name=label,
-            hover=f"%{{text}} with {{name}}<br>{view.score.label} {form}",
+            hover=f"%{{text}} with {{name}}{hover}",
         )
         marks.append(rings)
         legend.append(LegendEntry("@muted", label, "ring"))
+    nodes = [view.run.tree.leaf_of.get(client, 0) for client in ordered]
+    names = [view.outcome.name(client) for client in ordered]
     dots = Dots(
         x=range(1, len(ordered) + 1),
         y=[view.scores[client] for client in ordered],
-        texts=[f"{view.outcome.name(client)}, cluster {leaf_of.get(client, 0)}" for client in ordered],
-        colour=[view.colours.of(leaf_of.get(client, 0)) for client in ordered],
+        texts=[f"{name}, cluster {node}" for name, node in zip(names, nodes, strict=True)],
+        colour=[view.colours.of(node) for node in nodes],
         size=size,
-        hover=f"%{{text}}<br>{view.score.label} {form}",
+        hover=f"%{{text}}{hover}",
     )
+    marks.append(dots)
     x_axis = Axis("clients, worst first", "whole", range=(0, len(ordered) + 1), grid=False)
-    return Picture("How the clients fared", [Panel([*marks, dots], view.score.axis("test"))], x_axis, 380, legend)
+    panel = Panel(marks, view.score.axis("test"))
+    return Picture("Scores of the clients", [panel], x_axis, height=380, legend=legend)
 
 
-def _losers(view: RunView, before: dict[int, float]) -> list[tuple[float, int]]:
-    """Return the clients that are worse off than before, with how much, those first that lost most."""
-    sign, now = view.score.sign, view.scores
-    gains = [(sign * (now[client] - before[client]), client) for client in now if client in before]
-    return sorted((gain, client) for gain, client in gains if gain < 0)
+def _dot_size(n_dots: int) -> int:
+    """Return a diameter in pixels at which dots hardly overlap."""
+    if n_dots <= 60:
+        return 9
+    return 6 if n_dots <= 300 else 4
 
 
-def _loser_table(view: RunView, label: str, before: dict[int, float], losers: list[tuple[float, int]]) -> Table:
-    leaf_of, columns = view.run.tree.leaf_of, ["client", "cluster", "before", "now"]
-    rows = [
-        [
-            view.outcome.name(client),
-            str(leaf_of.get(client, NONE)),
-            *(view.score.text(scores[client]) for scores in (before, view.scores)),
-        ]
-        for _, client in losers
-    ]
+def _find_losers(view: RunView, before: Mapping[int, float]) -> list[tuple[float, int]]:
+    """Return the clients with a worse score than before, with its (negative) gain, worst first."""
+    losers: list[tuple[float, int]] = []
+    for client, score in view.scores.items():
+        if client in before:
+            gain = view.score.sign * (score - before[client])
+            if gain < 0:
+                losers.append((gain, client))
+    return sorted(losers)
+
+
+def _loser_table(view: RunView, label: str, before: Mapping[int, float], losers: Sequence[tuple[float, int]]) -> Table:
+    title = f"Clients with a worse score than with {label}"
+    metric = view.score.label
+    columns = ["client", "cluster", f"{metric} with {label}", f"{metric} in this run"]
+    rows: list[list[str]] = []
+    for _, client in losers:
+        cluster = str(view.run.tree.leaf_of.get(client, NONE))
+        scores = [view.score.text(before[client]), view.score.text(view.scores[client])]
+        rows.append([view.outcome.name(client), cluster, *scores])
     if not rows:
-        return Table(f"Clients that lost against {label}", columns, [], "Nobody.")
-    return Table.first(f"Clients that lost against {label}", columns, rows, CLIENTS_LISTED, "more client")
+        return Table(title, columns, [], f"No client has a worse score than with {label}.")
+    return Table.first(title, columns, rows, limit=CLIENTS_LISTED, noun="more client")
 
 
-def _quantiles(view: RunView) -> Table:
-    """Return quantiles of the scores."""
-    scores = view.run.summary[view.score.name]
-    names = {"min": "least", "p10": "p10", "p25": "p25", "p50": "median", "p75": "p75", "p90": "p90", "max": "most"}
-    known = [key for key in names if key in scores]
-    rows = [[view.score.text(scores[key]) for key in known]]
-    return Table(f"Quantiles of the clients’ {view.score.label}", [names[key] for key in known], rows)
+def _quantile_table(view: RunView) -> Table:
+    """Return quantiles of the clients' scores."""
+    spread = view.run.summary[view.score.name]
+    names = {
+        "min": "minimum",
+        "p10": "p10",
+        "p25": "p25",
+        "p50": "median",
+        "p75": "p75",
+        "p90": "p90",
+        "max": "maximum",
+    }
+    keys = [key for key in names if key in spread]
+    rows = [[view.score.text(spread[key]) for key in keys]]
+    title = f"Quantiles of the clients’ {view.score.label}"
+    return Table(title, [names[key] for key in keys], rows)
 
 
-# The checks of replicated clustering, or of CFL with its test: what was found on parts of the data,
-# and how sure.
+# The checks of replicated clustering, or of CFL with its test.
 
 Checks: TypeAlias = Sequence[tuple[int, Check]]
 """Checks with their rounds."""
 
 SMALLEST = 1e-6
-"""p-values below are drawn here: the axis is logarithmic, and a p-value can be as small as one draw in many."""
+"""Smallest drawn p-value: the axis is logarithmic, and smaller ones are drawn here."""
 
 CHECKS_LISTED = 60
-"""So many checks are listed."""
+"""Number of checks that are listed."""
 
 
 def checks_section(view: RunView) -> Section | None:
@@ -212,104 +257,149 @@ def checks_section(view: RunView) -> Section | None:
     checks = events_of(view.run.events, Tested, Checked, Regrouped)
     if not checks:
         return None
-    splits = {(at, split.node) for at, split in events_of(view.run.events, ClusterSplit)}
-    changes = [isinstance(check, Regrouped) or (at, check.node) in splits for at, check in checks]
+    splits = events_of(view.run.events, ClusterSplit)
+    split_at = {(round_number, split.node) for round_number, split in splits}
+    changes: list[bool] = []
+    for round_number, check in checks:
+        is_split = (round_number, check.node) in split_at
+        changes.append(is_split or isinstance(check, Regrouped))
+    change = "a cluster was split" if splits else "the clients were regrouped"
     caption = (
-        "Checks of the clusters on updates from parts of each client’s data. Above, the chance that clusters as "
-        "good as those found come from nothing, which must fall below the level (line); below, the gain of the "
-        f"clusters found (dots) and of those kept until then (rings). After {sum(changes)} of {len(checks)} checks "
-        f"{'a cluster was split' if splits else 'the clients were regrouped'} (large dots)."
+        "Checks of the clusters on updates from parts of each client’s data. Above: the p-value, "
+        "the probability of such clusters if all clients have the same distribution. It must be "
+        "below the significance level (line). Below: the gain of the clusters found (dots) and of "
+        f"the current clusters (rings). After {sum(changes)} of {len(checks)} checks {change} "
+        "(large dots)."
     )
-    table = Table.first("Checks", CHECK_COLUMNS, check_rows(checks), CHECKS_LISTED, "later check")
+    rows = check_rows(checks)
+    table = Table.first("Checks", CHECK_COLUMNS, rows, limit=CHECKS_LISTED, noun="later check")
     return Section.of("checks", caption, _checks_picture(view, checks, changes), [table])
 
 
 def _checks_picture(view: RunView, checks: Checks, changes: Sequence[bool]) -> Picture:
-    rounds, levels = [at for at, _ in checks], [check.level for _, check in checks]
-    p_values = _dots(checks, changes, [max(check.p_value, SMALLEST) for _, check in checks], "p %{y:.2g}")
-    before = _dots(
-        checks, changes, [check.gain_before for _, check in checks], "gain until then %{y:.3g}", "@muted", ring=True
+    rounds = [round_number for round_number, _ in checks]
+    levels = [check.level for _, check in checks]
+    p_values = [max(check.p_value, SMALLEST) for _, check in checks]
+    gains = [check.gain for _, check in checks]
+    gains_before = [check.gain_before for _, check in checks]
+    level_line = Line(x=rounds, y=levels, colour="@c1", width=1.5, dots=len(checks) == 1)
+    found_dots = _check_dots(checks, changes, p_values, "p-value %{y:.2g}")
+    gain_dots = _check_dots(checks, changes, gains, "gain %{y:.3g}")
+    current_dots = _check_dots(
+        checks, changes, gains_before, "gain of current clusters %{y:.3g}", colour="@muted", ring=True
     )
-    gains = _dots(checks, changes, [check.gain for _, check in checks], "gain %{y:.3g}")
-    p_axis = Axis("p-value", log=True)
     panels = [
-        Panel([Line(x=rounds, y=levels, colour="@c1", width=1.5, dots=len(checks) == 1), p_values], p_axis),
-        Panel([before, gains], Axis("gain")),
+        Panel([level_line, found_dots], Axis("p-value", log=True)),
+        Panel([current_dots, gain_dots], Axis("gain")),
     ]
     legend = [
         LegendEntry("@c0", "clusters found", "dot"),
-        LegendEntry("@muted", "clusters until then", "ring"),
-        LegendEntry("@c1", "level needed"),
+        LegendEntry("@muted", "current clusters", "ring"),
+        LegendEntry("@c1", "significance level"),
     ]
-    return Picture("Checks of the clusters", panels, rounds_axis(view.rounds), 440, legend)
+    x_axis = rounds_axis(view.rounds)
+    return Picture("Checks of the clusters", panels, x_axis, height=440, legend=legend)
 
 
-def _dots(
-    checks: Checks, changes: Sequence[bool], values: Sequence[float], what: str, colour: str = "@c0", ring: bool = False
+def _check_dots(
+    checks: Checks,
+    changes: Sequence[bool],
+    values: Sequence[float],
+    label: str,
+    *,
+    colour: str = "@c0",
+    ring: bool = False,
 ) -> Dots:
+    """Return a dot for the value of each check, large where the clusters changed."""
     return Dots(
-        x=[at for at, _ in checks],
+        x=[round_number for round_number, _ in checks],
         y=values,
         colour=colour,
         ring=ring,
-        size=[12 if new else 7 for new in changes],
+        size=[12 if is_change else 7 for is_change in changes],
         texts=[clusters_text(check) for _, check in checks],
-        hover=f"round %{{x}}, %{{text}}<br>{what}",
+        hover=f"round %{{x}}, %{{text}}<br>{label}",
     )
 
 
+# Scores and norms over the rounds.
+
 LONGEST_TABLE = 30
-"""So many clusters or rounds are listed in a table."""
+"""Number of clusters or rounds that are listed in a table."""
+
+SPLITS_NAMED = 8
+"""Number of rounds with splits that a caption names."""
+
+LEAVES_LISTED = 10
+SPLIT_CLUSTERS_LISTED = 4
+"""Columns of the table of scores."""
 
 
 def scores_section(view: RunView) -> Section:
-    """Return the score of every cluster over the rounds, and the separation gap g(α); see `score_picture`."""
-    picture, scores = score_picture(view), queries.score_series(view.run)
+    """Return the score of every cluster over the rounds, and the separation gap g(α)."""
+    picture = score_picture(view)
+    sentences = [f"Mean test {view.score.label} of the clients in every cluster after each round.{view.score.remark}"]
     splits = list(picture.uprights)
-    when = ", ".join(str(at) for at in splits[:8])
-    parts = [f"Mean test {view.score.label} of the clients in every cluster after each round.{view.score.remark}"]
     if splits:
-        parts.append(f"Dotted lines: clusters were split in round {when}{' …' if len(splits) > 8 else ''}.")
-    if len(picture.panels) > 1 and view.outcome.truth is not None:
-        parts.append("Below, the separation gap: above 0 the best bi-partition of a cluster is right.")
-    elif len(picture.panels) > 1:
-        parts.append("Below, the largest similarity across the best bi-partition of a cluster.")
+        rounds = ", ".join(str(round_number) for round_number in splits[:SPLITS_NAMED])
+        more = " …" if len(splits) > SPLITS_NAMED else ""
+        sentences.append(f"Dotted lines: clusters were split in round {rounds}{more}.")
+    has_gaps = len(picture.panels) > 1
+    if has_gaps and view.outcome.truth is not None:
+        sentences.append("Below, the separation gap: above 0, the best bi-partition of a cluster is correct.")
+    elif has_gaps:
+        sentences.append("Below, the largest similarity across the best bi-partition of a cluster.")
     if view.colours.crowded:
-        parts.append("There are more clusters than colours: drawn are their mean, and where most of them lie.")
+        sentences.append("There are more clusters than colours, so their mean and a band with most of them are drawn.")
     if view.rounds > LONGEST:
-        parts.append(f"Of {view.rounds:,} rounds, at most {LONGEST} are drawn for each line.")
-    return Section.of("scores", " ".join(parts), picture, [_score_table(view, scores)])
+        sentences.append(f"Of {view.rounds:,} rounds, at most {LONGEST} are drawn for each line.")
+    table = _score_table(view, queries.score_series(view.run))
+    return Section.of("scores", " ".join(sentences), picture, [table])
 
 
 def norms_section(view: RunView) -> Section | None:
-    """Return the two norms that CFL splits by over the rounds; None for a run that compared no updates."""
+    """Return the two norms of CFL over the rounds; None for a run that compared no updates."""
     picture = norms_picture(view)
     if picture is None:
         return None
     caption = (
-        "Norms of the clients’ updates in every cluster: above the largest of one client, below that of their weighted "
-        "mean. Where the mean comes to rest and the largest does not, the members of a cluster disagree. "
+        "Norms of the clients’ updates in every cluster: above, the largest norm of one client’s "
+        "update; below, the norm of their weighted mean. If the mean converges and the largest "
+        "norm does not, the members of a cluster have different distributions."
     )
     eps2, eps1 = queries.norm_thresholds(view.run)
-    thresholds = [
-        f"{symbol} for the {name} is {'a tenth of the largest mean so far' if isinstance(of, Mapping) else f'{of:g}'}"
-        for of, symbol, name in ((eps2, "ε₂", "largest"), (eps1, "ε₁", "mean"))
-        if of is not None
-    ]
-    caption += f"Threshold {' and '.join(thresholds)} (dashed)." if thresholds else ""
-    largest, mean = (queries.criterion_series(view.run, column) for column in ("max_norm", "mean_norm"))
-    rows = [
-        [str(node), number(largest[node].values[-1] if node in largest else None), number(series.values[-1])]
-        for node, series in list(mean.items())[:LONGEST_TABLE]
-    ]
-    table = Table("Norms in the last round of each cluster", ["cluster", "largest", "mean"], rows)
-    return Section.of("norms", caption.strip(), picture, [table])
+    thresholds: list[str] = []
+    if eps2 is not None:
+        thresholds.append(f"ε₂ for the largest is {eps2:g}")
+    if isinstance(eps1, Mapping):
+        thresholds.append("ε₁ for the mean is a tenth of the largest mean so far")
+    elif eps1 is not None:
+        thresholds.append(f"ε₁ for the mean is {eps1:g}")
+    if thresholds:
+        caption += f" Threshold {' and '.join(thresholds)} (dashed)."
+    largest = queries.criterion_series(view.run, "max_norm")
+    mean = queries.criterion_series(view.run, "mean_norm")
+    rows: list[list[str]] = []
+    for node, series in list(mean.items())[:LONGEST_TABLE]:
+        largest_norm = largest[node].values[-1] if node in largest else None
+        rows.append([str(node), number(largest_norm), number(series.values[-1])])
+    columns = ["cluster", "largest norm", "norm of the mean"]
+    table = Table("Norms in the last round of each cluster", columns, rows)
+    return Section.of("norms", caption, picture, [table])
 
 
 def _score_table(view: RunView, scores: Mapping[int, Series]) -> Table:
-    """Return the scores of the current clusters in some rounds."""
-    leaves = [leaf for leaf in view.colours.leaves if leaf in scores][:10]
-    shown = [node for node in scores if node not in leaves and view.run.tree.nodes[node].split_in][:4] + leaves
-    columns = {str(node): dict(zip(scores[node].rounds, scores[node].values, strict=True)) for node in shown}
-    more = f"{len(scores) - len(shown)} more clusters are not listed." if len(scores) > len(shown) else ""
-    return table_by_round(f"Mean {view.score.label} by cluster", columns, view.score.text, LONGEST_TABLE, more)
+    """Return the scores of current clusters and of some earlier ones, by round."""
+    leaves = [leaf for leaf in view.colours.leaves if leaf in scores][:LEAVES_LISTED]
+    nodes = view.run.tree.nodes
+    split = [node for node in scores if node not in leaves and nodes[node].split_in]
+    shown = split[:SPLIT_CLUSTERS_LISTED] + leaves
+    columns: dict[str, dict[int, float]] = {}
+    for node in shown:
+        series = scores[node]
+        columns[str(node)] = dict(zip(series.rounds, series.values, strict=True))
+    more = ""
+    if len(scores) > len(shown):
+        more = f"{len(scores) - len(shown)} more clusters are not listed."
+    title = f"Mean {view.score.label} by cluster"
+    return table_by_round(title, columns, view.score.text, longest=LONGEST_TABLE, more=more)

@@ -1,4 +1,4 @@
-"""The page of a run while it goes on, served to browsers on this machine and to nobody else."""
+"""Live report of a run in progress, served to browsers on this machine only."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ from fedclade.runs import Callback, EndRecord, RoundRecord, Run
 HOST = "127.0.0.1"
 
 PORT = 8321
-"""Where the dashboard is if nothing else is said."""
+"""Default port of the dashboard."""
 
 TIMES_A_BUILD = 100
-"""So many times as long as a build of the page took passes until there is another: it takes 1 % of a run's time.
+"""Pause between two builds of the page, as a multiple of the duration of a build.
 
-By the clock, since a build keeps all of a run's threads waiting while it holds Python's lock; but the build counts with
-the processor's seconds, so that other things that keep the machine busy do not draw the pause out.
+Builds thus take at most 1 % of a run's time. The pause is measured by the clock, as a build blocks
+all threads of a run while it holds Python's lock. The build itself is measured in processor time,
+so that other load on the machine does not prolong the pause.
 """
 
 WATCHED = 5.0
-"""Seconds after its last request for which a browser is taken to be there still."""
+"""Seconds after its last request during which a browser is assumed to be open."""
 
 PATIENCE = 3.0
-"""Seconds that the end of a run is kept for a browser that is there."""
+"""Seconds that the server waits at the end of a run for an open browser."""
 
 HEADERS = {
     "Cache-Control": "no-store",
@@ -48,41 +49,55 @@ _log = logging.getLogger(__name__)
 
 
 class Dashboard(Callback):
-    """Serves the page of a run at 127.0.0.1; a callback, to be used as a context. Port 0 is any that is free.
+    """Callback that serves the page of a run at 127.0.0.1; to be used as a context manager.
 
-    What it costs the run is what it takes to copy its lists after every round. The page is built only when a browser
-    asks, in a thread of its own, and no more often than :data:`TIMES_A_BUILD` allows; the numbers at its head are
-    always those of the last round.
+    After every round it only copies the lists of the run. The page is built when a browser requests
+    it, in a thread of its own, and not more often than :data:`TIMES_A_BUILD` allows. The numbers at
+    its head are always those of the last round.
+
+    Parameters
+    ----------
+    name
+        Title of the page.
+    rounds
+        Planned number of rounds.
+    folder
+        Folder of the run.
+    port
+        Port to listen on; 0 for any free one.
 
     Raises
     ------
     MissingExtraError
         If jinja2 or plotly is not installed.
     RunError
-        If the port is taken.
+        If the port is in use.
     """
 
     def __init__(self, name: str, rounds: int, folder: Path, port: int = PORT) -> None:
-        self._rounds, self._folder = rounds, folder
+        self._rounds = rounds
+        self._folder = folder
         self.page = page_html(Page(name, "", [], []), live=True).encode()
         self._run: Run | None = None
         self._over = False
         self._built: tuple[int, str] = (0, "{}")
+        """Round for which the page was last built, and its parts as JSON."""
         self._built_end = False
-        """The round that the page was last built for, and its parts as JSON."""
         self._not_before = 0.0
-        """When it may be built again, by the clock."""
+        """Time at which the page may be built again."""
         self._head: tuple[Run | None, dict[str, Any]] = (None, {})
-        """The run that the page's head was last written for, and what that is."""
+        """Run for which the page's head was last written, and the head."""
         self._last_request = -WATCHED
-        self._building, self._sent = Lock(), Condition()
+        self._building = Lock()
+        self._sent = Condition()
         self._sent_the_end = False
         try:
-            self._server = ThreadingHTTPServer((HOST, port), _handler(self))
+            self._server = ThreadingHTTPServer((HOST, port), _make_handler(self))
         except OSError as error:
-            raise RunError(f"port {port} cannot be listened at: {error}; name another with --port") from error
+            raise RunError(f"cannot listen on port {port}: {error}; choose another with --port") from error
         self._server.daemon_threads = True
-        self._thread = Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
+        serve = self._server.serve_forever
+        self._thread = Thread(target=serve, kwargs={"poll_interval": 0.1}, daemon=True)
 
     def __enter__(self) -> Dashboard:
         self._thread.start()
@@ -97,50 +112,65 @@ class Dashboard(Callback):
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """Address of the dashboard."""
         return f"http://{HOST}:{self.port}/"
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """Port on which the server listens."""
         return self._server.server_port
 
     def show(self, run: Run, *, over: bool = False) -> None:
-        """Take over how far the run has come, or how it ended."""
+        """Show the current state of the run, or its end."""
         self._run, self._over = run, over
 
     def on_round(self, record: RoundRecord, /) -> None:
-        """Take over how far the run has come, from its first evaluation on."""
+        """Show the current state of the run, from its first evaluation on."""
         if (run := record.so_far()) is not None:
             self.show(run)
 
     def on_end(self, record: EndRecord, /) -> None:
-        """Take over how the run ended, if it finished."""
+        """Show the end of a finished run."""
         if record.reason == "finished" and record.run is not None:
             self.show(record.run, over=True)
 
     def state(self, seen: str) -> str:
-        """Return, as JSON, what is new to a page that has seen this version of the run; empty for none."""
+        """Return the updates of a page as JSON.
+
+        Parameters
+        ----------
+        seen
+            Version of the run that the page shows; empty for none.
+        """
         self._last_request = monotonic()
-        run, over = self._run, self._over
+        # Read once: the run's thread can replace them at any time.
+        run = self._run
+        over = self._over
         if run is None:
-            return json.dumps({"round": 0, "status": f"Waiting for the first of {self._rounds} rounds …"})
-        number, parts = self._parts(run, over)
-        head = self._head_of(run, over)
+            status = f"Waiting for the first of {self._rounds} rounds …"
+            return json.dumps({"round": 0, "status": status})
+        number, parts = self._build_parts(run, over)
+        head = self._write_head(run, over)
         with self._sent:
             self._sent_the_end |= over and number == run.summary["rounds"]
             self._sent.notify_all()
-        if (version := _version(number, over)) == seen:
+        version = _write_version(number, over)
+        if version == seen:
             return json.dumps(head)
-        return f'{json.dumps(head | {"version": version})[:-1]}, "page": {parts}}}'
+        # The parts are JSON already: they are inserted instead of being parsed and written again.
+        head_json = json.dumps(head | {"version": version})
+        return f'{head_json[:-1]}, "page": {parts}}}'
 
-    def _parts(self, run: Run, over: bool) -> tuple[int, str]:
-        """Return the round that the parts of the page are of, and these; they are built anew if it is time."""
+    def _build_parts(self, run: Run, over: bool) -> tuple[int, str]:
+        """Return the parts of the page with their round, built again if the pause is over."""
         with self._building:
             number = run.summary["rounds"]
-            # The page of the last round may have been built before that was evaluated, or another round was kept.
-            differs = over and not self._built_end and ("stopped" in run.summary or run.model_round < number)
-            if differs or (self._built[0] < number and (over or monotonic() >= self._not_before)):
+            # The page of the last round may have been built before its evaluation, or the run
+            # stores the models of another round.
+            has_other_models = "stopped" in run.summary or run.model_round < number
+            must_build_end = over and not self._built_end and has_other_models
+            is_due = over or monotonic() >= self._not_before
+            if must_build_end or (self._built[0] < number and is_due):
                 start = thread_time()
                 page = run_page(RunView(run, folder=self._folder))
                 self._built = number, state_json(page)
@@ -148,24 +178,32 @@ class Dashboard(Callback):
                 self._not_before = monotonic() + TIMES_A_BUILD * (thread_time() - start)
             return self._built
 
-    def _head_of(self, run: Run, over: bool) -> dict[str, Any]:
+    def _write_head(self, run: Run, over: bool) -> dict[str, Any]:
         """Return the head of the page, which is written once for every round."""
         if self._head[0] is not run:
-            number, score = run.summary["rounds"], Score.of_run(run)
+            number = run.summary["rounds"]
+            score = Score.of_run(run)
             mean = f"{score.label} {score.text(score.mean(run.summary))}"
-            so_far = f"Finished after {number} rounds" if over else f"Round {number} of {self._rounds}"
-            head = {"round": number, "status": f"{so_far}, {mean}", "finished": over}
-            head |= {"latest": _version(number, over), "cards": cards_html(run_cards(RunView(run)))}
+            progress = f"Round {number} of {self._rounds}"
+            if over:
+                progress = f"Finished after {number} rounds"
+            head = {
+                "round": number,
+                "status": f"{progress}, {mean}",
+                "finished": over,
+                "latest": _write_version(number, over),
+                "cards": cards_html(run_cards(RunView(run))),
+            }
             self._head = run, head
         return self._head[1]
 
 
-def _version(number: int, over: bool) -> str:
+def _write_version(number: int, over: bool) -> str:
     return f"{number}{' over' if over else ''}"
 
 
-def _handler(dashboard: Dashboard) -> type[BaseHTTPRequestHandler]:
-    """Return the handler of requests to a dashboard."""
+def _make_handler(dashboard: Dashboard) -> type[BaseHTTPRequestHandler]:
+    """Return the class that handles requests to a dashboard."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -173,34 +211,42 @@ def _handler(dashboard: Dashboard) -> type[BaseHTTPRequestHandler]:
         sys_version = ""
 
         def do_GET(self) -> None:
-            """Send the page or its state; requests by another name than this machine's are refused."""
-            if self.headers.get("Host", "") not in [f"{name}:{dashboard.port}" for name in (HOST, "localhost")]:
-                # A name that others have bound to 127.0.0.1 would let their pages read this one (DNS rebinding).
-                self._answer(HTTPStatus.FORBIDDEN, f"ask for {dashboard.url}".encode(), "text/plain")
+            """Send the page or its state."""
+            # Other host names are refused: a website could bind its own name to 127.0.0.1 and read
+            # the page with a script (DNS rebinding).
+            known_hosts = [f"{name}:{dashboard.port}" for name in (HOST, "localhost")]
+            if self.headers.get("Host", "") not in known_hosts:
+                body = f"open {dashboard.url}".encode()
+                self._reply(HTTPStatus.FORBIDDEN, body, "text/plain")
                 return
-            requested = urlsplit(self.path)
-            if requested.path == "/":
-                self._answer(HTTPStatus.OK, dashboard.page, "text/html; charset=utf-8")
-            elif requested.path == "/state":
-                self._answer(*self._state(requested.query), "application/json")
+            url = urlsplit(self.path)
+            if url.path == "/":
+                self._reply(HTTPStatus.OK, dashboard.page, "text/html; charset=utf-8")
+            elif url.path == "/state":
+                status, body = self._read_state(url.query)
+                self._reply(status, body, "application/json")
             else:
-                self._answer(HTTPStatus.NOT_FOUND, b"there is / and /state", "text/plain")
+                body = b"not found: the pages are / and /state"
+                self._reply(HTTPStatus.NOT_FOUND, body, "text/plain")
 
-        def _state(self, query: str) -> tuple[HTTPStatus, bytes]:
+        def _read_state(self, query: str) -> tuple[HTTPStatus, bytes]:
+            seen = parse_qs(query).get("seen", [""])[0]
             try:
-                return HTTPStatus.OK, dashboard.state(parse_qs(query).get("seen", [""])[0]).encode()
-            except Exception:  # which must not end the run
+                return HTTPStatus.OK, dashboard.state(seen).encode()
+            except Exception:  # an error of the dashboard must not end the run
                 _log.exception("the dashboard cannot be drawn")
                 return HTTPStatus.INTERNAL_SERVER_ERROR, b"{}"
 
-        def _answer(self, status: HTTPStatus, body: bytes, kind: str) -> None:
+        def _reply(self, status: HTTPStatus, body: bytes, content_type: str) -> None:
             self.send_response(status)
-            for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **HEADERS}.items():
+            self.send_header("Content-Type", content_type)
+            self.send_header("Content-Length", str(len(body)))
+            for name, value in HEADERS.items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 -- named by the standard library
-            """Leave the terminal to the run."""
+            """Print nothing: the terminal belongs to the run."""
 
     return Handler

@@ -1,4 +1,4 @@
-"""Which clients' answers were left out or limited, when, and why."""
+"""Sections of adversaries, newcomers, and clients' replies that were left out or limited."""
 
 from __future__ import annotations
 
@@ -13,260 +13,314 @@ from fedclade.report.colours import series
 from fedclade.report.formats import NONE, count, number, percent, shortened
 from fedclade.report.page.section import Section, Table
 from fedclade.report.picture import FEW_ROUNDS, Axis, Bars, Dots, Line, Panel, Picture, rounds_axis
-from fedclade.report.queries import adversaries, leaves_in_tree_order
+from fedclade.report.queries import leaves_in_tree_order
 from fedclade.report.run_view import RunView
 from fedclade.report.score import Score
 from fedclade.runs import Row, events_of, score_columns
 from fedclade.tasks import OLD_METRIC, RIGHT
 
-# Adversaries of a simulation: how honest clients and they fare, and in which clusters they end.
+# Adversaries of a simulation: their scores and those of honest clients, and their clusters.
 
 CLUSTERS_LISTED = 40
-"""So many clusters are listed."""
+"""Number of clusters that are listed."""
 
 
 def adversaries_section(view: RunView) -> Section | None:
-    """Return scores of honest clients and of adversaries by round, and who is in which cluster; None without any."""
-    told = view.run.summary.get("adversary")
-    if told is None:
+    """Return scores and clusters of adversaries and honest clients; None without adversaries."""
+    adversary = view.run.summary.get("adversary")
+    if adversary is None:
         return None
-    clusters = told["clusters"]
+    ids = adversary["ids"]
+    clusters = adversary["clusters"]
+    mixed = count(clusters["adversaries_with_honest"], "adversary")
     caption = (
-        f"Mean test {view.score.label} of honest clients and of {adversaries(len(told['ids']))} {_described(told)}."
-        f"{view.score.remark} {count(clusters['of_adversaries'], 'cluster')} without honest clients; "
-        f"{adversaries(clusters['adversaries_with_honest'])} in clusters with honest clients."
+        f"Mean test {view.score.label} of honest clients and of {count(len(ids), 'adversary')} "
+        f"{_describe_adversary(adversary)}.{view.score.remark} "
+        f"{count(clusters['of_adversaries'], 'cluster')} without honest clients; "
+        f"{mixed} in clusters with honest clients."
     )
-    if told["ari_honest"] is not None:
-        caption += f" ARI of honest clients: {number(told['ari_honest'])}."
-    if told["attack_success"] is not None:
-        caption += f" The backdoor succeeds with {percent(told['attack_success'])} of their test examples."
-    return Section.of("adversaries", caption, _picture(view), [_table(view, frozenset(told["ids"]))])
+    if adversary["ari_honest"] is not None:
+        caption += f" ARI of honest clients: {number(adversary['ari_honest'])}."
+    if adversary["attack_success"] is not None:
+        success = percent(adversary["attack_success"])
+        caption += f" The backdoor succeeds with {success} of their test examples."
+    table = _adversary_table(view, frozenset(ids))
+    return Section.of("adversaries", caption, _adversary_picture(view), [table])
 
 
-def _described(told: Mapping[str, Any]) -> str:
-    """Return what adversaries do: their kind, and their false statements."""
-    words = [f"of kind {told['kind']}"] if told["kind"] else []
-    if lies := told.get("lies"):
+def _describe_adversary(adversary: Mapping[str, Any]) -> str:
+    """Describe the attack: its kind, and the false statements about clients."""
+    words: list[str] = []
+    if adversary["kind"]:
+        words.append(f"of kind {adversary['kind']}")
+    if lies := adversary.get("lies"):
         words.append(f"with false {', '.join(lies)}")
     return " ".join(words)
 
 
-def _picture(view: RunView) -> Picture:
+def _adversary_picture(view: RunView) -> Picture:
     name = view.score.name
-    scores = {"honest clients": f"{name}_honest", "adversaries": f"{name}_adversaries"}
-    panels = [Panel(_lines(view, scores, view.score.hover()), view.score.axis("mean test"), 2)]
-    if success := _lines(view, {"backdoor": "attack_success"}, "%{y:.1%}"):
+    columns = {"honest clients": f"{name}_honest", "adversaries": f"{name}_adversaries"}
+    lines = _draw_lines(view, columns, view.score.hover())
+    panels = [Panel(lines, view.score.axis("mean test"), share=2)]
+    success = _draw_lines(view, {"backdoor": "attack_success"}, "%{y:.1%}")
+    if success:
         panels.append(Panel(success, Axis("success of the backdoor", "share", from_zero=True)))
-    return Picture("Adversaries", panels, rounds_axis(view.rounds), 300 if len(panels) == 1 else 440, series([*scores]))
+    height = 440 if success else 300
+    legend = series(list(columns))
+    return Picture("Adversaries", panels, rounds_axis(view.rounds), height, legend=legend)
 
 
-def _lines(view: RunView, columns: dict[str, str], hover: str) -> list[Line]:
-    """Return a line for each column of ``metrics.parquet`` that has numbers."""
+def _draw_lines(view: RunView, columns: Mapping[str, str], hover: str) -> list[Line]:
+    """Return a line for each column of ``metrics.parquet`` that has numbers, by its label."""
     lines: list[Line] = []
-    for entry, column in zip(series([*columns]), columns.values(), strict=True):
-        points = [(row["round"], row[column]) for row in view.run.metric_rows if row.get(column) is not None]
-        if points:
-            rounds, values = zip(*points, strict=True)
-            dots = view.rounds <= FEW_ROUNDS or len(points) == 1
-            hint = f"{{name}}, round %{{x}}<br>{hover}"
-            lines.append(Line(x=rounds, y=values, colour=entry.colour, name=entry.label, hover=hint, dots=dots))
+    for entry, column in zip(series(list(columns)), columns.values(), strict=True):
+        rows = [row for row in view.run.metric_rows if row.get(column) is not None]
+        if rows:
+            line = Line(
+                x=[row["round"] for row in rows],
+                y=[row[column] for row in rows],
+                colour=entry.colour,
+                name=entry.label,
+                hover=f"{{name}}, round %{{x}}<br>{hover}",
+                dots=view.rounds <= FEW_ROUNDS or len(rows) == 1,
+            )
+            lines.append(line)
     return lines
 
 
-def _table(view: RunView, liars: Collection[int]) -> Table:
+def _adversary_table(view: RunView, ids: Collection[int]) -> Table:
     rows: list[list[str]] = []
     for leaf in leaves_in_tree_order(view.run.tree):
-        mine = [client for client in leaf.members if client in liars]
-        honest = len(leaf.members) - len(mine)
-        rows.append([str(leaf.id), f"{honest:,}", f"{len(mine):,}", shortened([view.outcome.name(c) for c in mine])])
-    columns = ["cluster", "honest clients", "adversaries", "who they are"]
-    return Table.first("Where they end", columns, rows, CLUSTERS_LISTED, "more cluster")
+        names = [view.outcome.name(client) for client in leaf.members if client in ids]
+        n_honest = len(leaf.members) - len(names)
+        rows.append([str(leaf.id), f"{n_honest:,}", f"{len(names):,}", shortened(names)])
+    columns = ["cluster", "honest clients", "adversaries", "names of adversaries"]
+    return Table.first("Adversaries by cluster", columns, rows, limit=CLUSTERS_LISTED, noun="more cluster")
 
 
-# Newcomers: which came during the run and which left, and what the models of a finished run were
-# worth to others.
+# Newcomers: clients that joined or left during the run, and the scores of models for new clients.
 
-MODELS = ("the model it got", "the root’s", "its own, trained alone", "the one it got, fine-tuned")
-"""What the columns of scores are."""
+MODELS = ("assigned model", "root model", "trained alone", "assigned and fine-tuned")
+"""Names of the models whose scores newcomers have."""
 
 SYMBOLS: Mapping[str, Literal["circle", "diamond", "square", "cross"]] = {
-    **{"dot": "circle", "diamond": "diamond", "box": "square", "cross": "cross"}
+    "dot": "circle",
+    "diamond": "diamond",
+    "box": "square",
+    "cross": "cross",
 }
-"""Of each model's points, by the shape of its legend's entry."""
+"""Symbol of each model's points, by the shape of its legend entry."""
 
 DRAWN = 200
-"""So many newcomers are drawn and listed."""
+"""Number of newcomers that are drawn and listed."""
 
 NAMED = 30
-"""So many have their names below the picture; of more, each point tells its own."""
+"""With up to this number of newcomers, their names are below the picture."""
 
 
 def newcomers_section(view: RunView) -> Section | None:
-    """Return what became of newcomers; None if there were none."""
-    moves = [(at, event) for at, event in events_of(view.run.events, Joined, Left) if event.clients]
-    rows = [
-        [str(at), event.kind, str(event.node), shortened([str(client) for client in event.clients])]
-        for at, event in moves[:DRAWN]
-    ]
-    tables = [Table("Who came and went", ["round", "", "cluster", "clients"], rows)] if rows else []
+    """Return the clients that joined or left, and scores of newcomers; None if there are none."""
+    tables = _move_tables(view)
     if view.newcomers is not None:
-        summary, rows = view.newcomers["summary"], view.newcomers["newcomers"]
+        summary = view.newcomers["summary"]
+        rows = view.newcomers["newcomers"]
         score = Score.named(summary.get("metric", OLD_METRIC), view.run.summary)
+        caption = _describe_newcomers(summary, score)
+        picture = _newcomers_picture(rows[:DRAWN], score)
         tables = [_newcomers_table(summary, rows, score), *tables]
-        return Section.of("newcomers", _caption(summary, score), _newcomers_picture(rows[:DRAWN], score), tables)
-    caption = "Clients that joined during the run, or a cluster that they had waited for, and clients that left."
-    return Section("newcomers", "Newcomers", caption, tables=tables) if tables else None
+        return Section.of("newcomers", caption, picture, tables)
+    if not tables:
+        return None
+    caption = "Clients that joined the run or were assigned to a cluster later, and clients that left."
+    return Section("newcomers", "Newcomers", caption, tables=tables)
 
 
-def _caption(summary: Row, score: Score) -> str:
-    text = f"Test {score.label} of {count(summary['newcomers'], 'newcomer')} with four models. "
+def _move_tables(view: RunView) -> list[Table]:
+    """Return a table of the clients that joined or left; nothing if there were none."""
+    rows: list[list[str]] = []
+    for round_number, event in events_of(view.run.events, Joined, Left):
+        if event.clients:
+            clients = shortened([str(client) for client in event.clients])
+            rows.append([str(round_number), event.kind, str(event.node), clients])
+    if not rows:
+        return []
+    columns = ["round", "event", "cluster", "clients"]
+    return [Table("Clients that joined or left", columns, rows[:DRAWN])]
+
+
+def _describe_newcomers(summary: Row, score: Score) -> str:
+    total = summary["newcomers"]
+    sentences = [f"Test {score.label} of {count(total, 'newcomer')} with four models."]
     if summary[RIGHT] is not None:
-        text += f"{percent(summary[RIGHT], 0)} came into a cluster of their true one. "
+        sentences.append(f"{percent(summary[RIGHT], 0)} were assigned to a cluster of their true one.")
     if without := summary.get("without_score", 0):
         have = "has" if without == 1 else "have"
-        text += f"{without} of {summary['newcomers']} {have} no score: it is undefined for their test data. "
+        sentences.append(f"{without} of {total} {have} no score: it is undefined for their test data.")
     if summary["fit_nowhere"]:
-        only_fitting = summary.get("only_fitting")
-        got = "the deepest model that still fits" if only_fitting else "that of the leaf that they came to"
-        text += f"{summary['fit_nowhere']} fit nowhere, and got {got}. "
-    return text + (f"The first {DRAWN} are drawn." if summary["newcomers"] > DRAWN else "")
+        model = "that of the leaf that they reached"
+        if summary.get("only_fitting"):
+            model = "the deepest model that fits"
+        sentences.append(f"{summary['fit_nowhere']} fit no cluster, and got {model}.")
+    if total > DRAWN:
+        sentences.append(f"The first {DRAWN} are drawn.")
+    return " ".join(sentences)
 
 
 def _newcomers_picture(rows: Sequence[Row], score: Score) -> Picture:
-    legend = [replace(entry, shape=shape) for entry, shape in zip(series(MODELS), SYMBOLS, strict=True)]
-    dots: list[Dots] = []
+    """Return a dot for the score of each newcomer with each model."""
+    entries = zip(series(MODELS), SYMBOLS, strict=True)
+    legend = [replace(entry, shape=shape) for entry, shape in entries]
+    marks: list[Dots] = []
     for column, entry in zip(score_columns(score.name), legend, strict=True):
-        scored = {place: row for place, row in enumerate(rows, start=1) if row[column] is not None}
-        points = Dots(
-            x=list(scored),
-            y=[row[column] for row in scored.values()],
-            texts=[row["name"] for row in scored.values()],
+        scored = [(place, row) for place, row in enumerate(rows, 1) if row[column] is not None]
+        dots = Dots(
+            x=[place for place, _ in scored],
+            y=[row[column] for _, row in scored],
+            texts=[row["name"] for _, row in scored],
             colour=entry.colour,
             size=9,
             symbol=SYMBOLS[entry.shape],
             name=entry.label,
             hover=f"%{{text}}, {{name}}<br>{score.label} {score.hover()}",
         )
-        dots.append(points)
-    names = {float(at): row["name"] for at, row in enumerate(rows, 1)} if len(rows) <= NAMED else None
+        marks.append(dots)
+    names: dict[float, str] | None = None
+    if len(rows) <= NAMED:
+        names = {float(place): row["name"] for place, row in enumerate(rows, 1)}
     x_axis = Axis("newcomers", "whole", range=(0, len(rows) + 1), grid=False, ticks=names)
-    return Picture("Newcomers", [Panel(dots, score.axis("test"))], x_axis, 340, legend)
+    panel = Panel(marks, score.axis("test"))
+    return Picture("Newcomers", [panel], x_axis, height=340, legend=legend)
 
 
 def _newcomers_table(summary: Row, rows: Sequence[Row], score: Score) -> Table:
-    lines = [
-        [
-            row["name"],
-            " › ".join(str(node) for node in row["path"]) + ("" if row["fits"] else " (fits nowhere)"),
-            number(row["margin"]),
-            *(score.text(row[column]) for column in score_columns(score.name)),
-        ]
-        for row in rows[:DRAWN]
-    ]
-    mean = [score.text(summary[column]) for column in score_columns(score.name)]
-    columns = ["client", "path", "margin", "got", "root", "own", "tuned"]
-    return Table("Newcomers", columns, [*lines, ["mean", NONE, NONE, *mean]])
+    score_names = score_columns(score.name)
+    lines: list[list[str]] = []
+    for row in rows[:DRAWN]:
+        path = " › ".join(str(node) for node in row["path"])
+        if not row["fits"]:
+            path += " (fits no cluster)"
+        scores = [score.text(row[column]) for column in score_names]
+        lines.append([row["name"], path, number(row["margin"]), *scores])
+    means = [score.text(summary[column]) for column in score_names]
+    lines.append(["mean", NONE, NONE, *means])
+    columns = ["client", "path in tree", "smallest margin", *MODELS]
+    return Table("Newcomers", columns, lines)
 
+
+# Replies that were left out, and updates and sums that were limited.
 
 FAULTS_LISTED = 20
-"""So many clients are listed, the most affected first."""
+"""Number of clients that are listed, the most affected first."""
 
 REASONS = 6
-"""So many reasons have a colour of their own."""
+"""Number of reasons with a colour of their own."""
 
 OTHER = "other reasons"
 
 
 def faults_section(view: RunView) -> Section | None:
-    """Return answers left out by round and reason, and the clients it happened to most; None if there were none.
-
-    Besides, which clients' updates were limited, and how, and which sums of updates were rejected.
-    """
-    lost = [
-        (at, client, _kind(why))
-        for at, event in events_of(view.run.events, LeftOut)
-        for client, why in event.clients.items()
-    ]
+    """Return replies left out, and limited updates and sums; None without any."""
+    lost: list[tuple[int, int, str]] = []
+    for round_number, event in events_of(view.run.events, LeftOut):
+        for client, reason in event.clients.items():
+            lost.append((round_number, client, _generalize_reason(reason)))
     limited = [*_sum_tables(view), *_limited_tables(view)]
     if not lost and not limited:
         return None
     if not lost:
-        caption = "What limits on updates, weights and sums did."
-        return Section("faults", "Answers limited", caption, tables=limited)
+        caption = "Effects of the limits on updates, weights and sums."
+        return Section("faults", "Limited replies", caption, tables=limited)
+    caption = f"{count(len(lost), 'reply')} left out, by round and reason."
     retries = sum(event.clients for _, event in events_of(view.run.events, Retried))
-    counts = Counter(why for _, _, why in lost)
-    kept = [why for why, _ in counts.most_common(REASONS)]
-    reasons = kept if len(counts) <= REASONS else [*kept[:-1], OTHER]
-    by_round = Counter((number, why if why in reasons else OTHER) for number, _, why in lost)
-    rounds = sorted({number for number, _ in by_round})
+    if retries:
+        caption += f" Absent clients were queried again {retries:,} times."
+    by_reason = Counter(reason for _, _, reason in lost)
+    by_client = Counter(client for _, client, _ in lost)
+    tables = [
+        Table("By reason", ["reason", "replies"], _list_counts(by_reason, FAULTS_LISTED)),
+        _client_table(view, "By client", "replies", by_client),
+        *limited,
+    ]
+    return Section.of("faults", caption, _faults_picture(view, lost, by_reason), tables)
+
+
+def _faults_picture(view: RunView, lost: Sequence[tuple[int, int, str]], by_reason: Counter[str]) -> Picture:
+    """Return stacked bars of the replies left out in each round, by reason."""
+    reasons = [reason for reason, _ in by_reason.most_common(REASONS)]
+    if len(by_reason) > REASONS:
+        reasons[-1] = OTHER
+    by_round: Counter[tuple[int, str]] = Counter()
+    for round_number, _, reason in lost:
+        by_round[round_number, reason if reason in reasons else OTHER] += 1
+    rounds = sorted({round_number for round_number, _ in by_round})
     legend = series(reasons)
-    bars = [
-        Bars(
+    marks: list[Bars] = []
+    for entry in legend:
+        bars = Bars(
             x=rounds,
-            y=[by_round[number, entry.label] for number in rounds],
+            y=[by_round[round_number, entry.label] for round_number in rounds],
             colour=entry.colour,
             name=entry.label,
             hover="round %{x}<br>%{y} {name}",
         )
-        for entry in legend
-    ]
-    panel = Panel(bars, Axis("answers left out", "whole", from_zero=True))
-    picture = Picture("Answers left out", [panel], rounds_axis(view.rounds), 300, legend)
-    caption = f"{count(len(lost), 'answer')} left out, by round and reason."
-    caption += f" Absent clients were asked again {retries:,} times." if retries else ""
-    per_client = Counter(client for _, client, _ in lost)
-    clients = [[view.outcome.name(client), str(n)] for client, n in per_client.most_common()]
-    tables = [
-        Table("By reason", ["reason", "answers"], [[why, str(n)] for why, n in counts.most_common(FAULTS_LISTED)]),
-        Table.first("By client", ["client", "answers"], clients, FAULTS_LISTED, "more client"),
-        *limited,
-    ]
-    return Section.of("faults", caption, picture, tables)
+        marks.append(bars)
+    panel = Panel(marks, Axis("replies left out", "whole", from_zero=True))
+    x_axis = rounds_axis(view.rounds)
+    return Picture("Replies left out", [panel], x_axis, height=300, legend=legend)
+
+
+def _list_counts(counts: Counter[str], limit: int | None = None) -> list[list[str]]:
+    return [[name, str(n)] for name, n in counts.most_common(limit)]
+
+
+def _client_table(view: RunView, title: str, noun: str, by_client: Counter[int]) -> Table:
+    """Return a table of clients with their numbers of some events, the most affected first."""
+    rows = [[view.outcome.name(client), str(n)] for client, n in by_client.most_common()]
+    return Table.first(title, ["client", noun], rows, limit=FAULTS_LISTED, noun="more client")
 
 
 def _limited_tables(view: RunView) -> list[Table]:
-    """Return how updates were limited, and those of which clients; nothing if none were."""
-    limited = [
-        (client, _kind(each))
-        for _, event in events_of(view.run.events, Limited)
-        for client, what in event.clients.items()
-        for each in what.split("; ")
-    ]
-    if not limited:
+    """Return the numbers of limited updates by measure and by client; nothing if there are none."""
+    by_client: Counter[int] = Counter()
+    by_measure: Counter[str] = Counter()
+    for _, event in events_of(view.run.events, Limited):
+        for client, measures in event.clients.items():
+            for measure in measures.split("; "):
+                by_client[client] += 1
+                by_measure[_generalize_reason(measure)] += 1
+    if not by_client:
         return []
-    by_client, how = Counter(client for client, _ in limited), Counter(what for _, what in limited)
-    clients = [[view.outcome.name(client), str(n)] for client, n in by_client.most_common()]
+    rows = _list_counts(by_measure, FAULTS_LISTED)
     return [
-        Table(
-            "Limited, by how",
-            ["what was done", "times"],
-            [[what, str(n)] for what, n in how.most_common(FAULTS_LISTED)],
-        ),
-        Table.first("Limited, by client", ["client", "times"], clients, FAULTS_LISTED, "more client"),
+        Table("Limited updates, by measure", ["measure", "times"], rows),
+        _client_table(view, "Limited updates, by client", "times", by_client),
     ]
 
 
 def _sum_tables(view: RunView) -> list[Table]:
-    """Return which sums of updates were rejected, clipped or unguarded; nothing if none were."""
-    rows = [
-        [str(at), "rejected", event.query, str(len(event.clients)), event.because]
-        for at, event in events_of(view.run.events, SumRejected)
-    ]
-    rows += [
-        [str(at), "unguarded", event.query, str(len(event.clients)), event.because]
-        for at, event in events_of(view.run.events, SumUnguarded)
-    ]
-    rows += [
-        [str(at), "clipped", event.query, str(len(event.clients)), f"{event.clipped} updates to norm {event.norm:.3g}"]
-        for at, event in events_of(view.run.events, SumClipped)
-    ]
+    """Return the sums of updates that were rejected, clipped or unguarded; nothing if none were."""
+    rows: list[list[str]] = []
+    for round_number, event in events_of(view.run.events, SumRejected):
+        n_clients = str(len(event.clients))
+        rows.append([str(round_number), "rejected", event.query, n_clients, event.because])
+    for round_number, event in events_of(view.run.events, SumUnguarded):
+        n_clients = str(len(event.clients))
+        rows.append([str(round_number), "unguarded", event.query, n_clients, event.because])
+    for round_number, event in events_of(view.run.events, SumClipped):
+        n_clients = str(len(event.clients))
+        reason = f"{event.clipped} updates to norm {event.norm:.3g}"
+        rows.append([str(round_number), "clipped", event.query, n_clients, reason])
     if not rows:
         return []
-    columns = ["round", "what", "query", "clients", "why"]
-    return [Table.first("Sums", columns, rows, FAULTS_LISTED, "more sum")]
+    columns = ["round", "event", "query", "clients", "details"]
+    return [Table.first("Sums", columns, rows, limit=FAULTS_LISTED, noun="more sum")]
 
 
-def _kind(why: str) -> str:
-    """Return a reason without its numbers, so that alike ones are counted together; a limit, in times, stays."""
-    alike = re.sub(r"(?<![\d.])\d[\d.e+]*(?![\d.e+]| times)", "#", why)
-    return re.sub(r"^(norm|norm of its buffers) #, (.*?)(, #)?$", r"\1 \2", alike)
+def _generalize_reason(reason: str) -> str:
+    """Return a reason without its numbers, so that similar ones are counted together.
+
+    A limit, which is a number of ``times``, stays.
+    """
+    general = re.sub(r"(?<![\d.])\d[\d.e+]*(?![\d.e+]| times)", "#", reason)
+    return re.sub(r"^(norm|norm of its buffers) #, (.*?)(, #)?$", r"\1 \2", general)

@@ -1,4 +1,4 @@
-"""The page of one run, from its numbers to the command that repeats it."""
+"""Page of one run: main results, sections, and the command that repeats it."""
 
 from __future__ import annotations
 
@@ -30,24 +30,29 @@ from fedclade.report.run_view import Outcome, RunView
 from fedclade.report.score import Score
 from fedclade.runs import CONFIG, Run, to_toml
 
-# What was run: the config with every default, and the command that repeats it.
+# The config with every default, and the command that repeats the run.
 
 LONGEST_LIST = 80
-"""Letters of a list in one line."""
+"""Largest number of characters of a list in one line."""
 
 
 def setting_section(view: RunView) -> Section:
     """Return the resolved config, the versions, and the command that repeats the run."""
     run = view.run
     versions = run.config.get("versions", {})
-    tables = [Table("Versions", ["package", "version"], [[name, str(of)] for name, of in versions.items()])]
-    texts = {"Config, with every default filled in": _SPREAD_LIST.sub(_in_one_line, _as_toml(run))}
-    if (command := repeat_command(view)) is not None:
-        texts = {"The command that repeats the run": command, **texts}
-        caption = "Everything that the run was made from. The same seed gives the same run."
+    tables: list[Table] = []
+    if versions:
+        rows = [[name, str(version)] for name, version in versions.items()]
+        tables.append(Table("Versions", ["package", "version"], rows))
+    texts: dict[str, str] = {}
+    command = repeat_command(view)
+    if command is not None:
+        texts["The command that repeats the run"] = command
+        caption = "The complete configuration of the run. The same seed gives the same run."
     else:
-        caption = "Everything that the run was made from; it is repeated by the same call, as it came from no config."
-    return Section("config", "Config", caption, tables=tables if versions else [], texts=texts)
+        caption = "The complete configuration of the run. It was started from Python, and the same call repeats it."
+    texts["Config, with every default filled in"] = _SPREAD_LIST.sub(_join_lines, _as_toml(run))
+    return Section("config", "Config", caption, tables=tables, texts=texts)
 
 
 def repeat_command(view: RunView) -> str | None:
@@ -59,27 +64,31 @@ def repeat_command(view: RunView) -> str | None:
 
 
 _SPREAD_LIST = re.compile(r"\[\n((?: {4}[^\n]*[^\n\[{],\n)+)\]")
-"""A list as it is written with an entry a line, none of which has lines of its own."""
+"""A list in TOML with one entry a line, none of which has several lines."""
 
 
-def _in_one_line(found: re.Match[str]) -> str:
-    """Return a list in one line, if it is short."""
+def _join_lines(found: re.Match[str]) -> str:
+    """Return a list in one line if it is short, and unchanged otherwise."""
     entries = [line.strip().removesuffix(",") for line in found[1].splitlines()]
     line = f"[{', '.join(entries)}]"
     return line if len(line) <= LONGEST_LIST else found[0]
 
 
 def _as_toml(run: Run) -> str:
-    """Return a run's config without what only a run folder has."""
+    """Return a run's config without the keys that only run folders have."""
     config = {key: value for key, value in run.config.items() if key not in WRITTEN_ONLY}
     return to_toml(config).strip()
 
 
 @lru_cache
 def _is_config(toml: str) -> bool:
-    """Return whether a run can be made from a config; cached, as the page of a run in progress is built often."""
+    """Return whether a run can be made from a config.
+
+    Cached because the page of a run in progress is built often.
+    """
     try:
-        with reading_folder(trust=False):  # to show a page must run no code of whoever wrote the folder
+        # Showing a page must not run code that the author of the folder has named in its config.
+        with reading_folder(trust=False):
             check_config(tomllib.loads(toml))
     except UntrustedNameError:
         return True
@@ -95,106 +104,191 @@ def as_texts(config: Mapping[str, Any]) -> dict[str, str]:
     {'seed': '1', 'model.freeze': 'conv1.*, conv2.*', 'model.adapter.rank': '8'}
     """
     settings = flat({key: value for key, value in config.items() if key not in WRITTEN_ONLY})
-    return {
-        key: (", ".join(map(str, cast("list[Any]", value))) or NONE) if isinstance(value, list) else str(value)
-        for key, value in settings.items()
-    }
+    return {key: _write_setting(value) for key, value in settings.items()}
 
 
-# The numbers at the head of a page.
+def _write_setting(value: object) -> str:
+    if isinstance(value, list):
+        entries = [str(entry) for entry in cast("list[Any]", value)]
+        return ", ".join(entries) or NONE
+    return str(value)
+
+
+# Cards with the main results, at the head of a page.
 
 
 def run_cards(view: RunView) -> list[Card]:
-    """Return what a run comes to: scores, clusters, recovery of the true ones, bytes, time, privacy if it has any."""
-    s = view.run.summary
-    clusters, seconds = s["clusters"], s["seconds"]
-    known = "" if clusters["true"] is None else f"{clusters['true']} true"
-    score, *others = Score.all_of(s)
-    worst = f"mean {score.label} of the worst {count(-(-len(view.scores) // 10), 'client')}"
-    cards = [_score(view), Card("Worst tenth", score.text(score.worst_tenth(s)), worst)]
-    cards += [Card(each.title, each.text(each.mean(s)), _std(each, s)) for each in others]
-    if chosen := s.get("chosen"):
-        there = f"{score.text(score.of_chosen(s, 'validation'))} on validation data"
-        if last := s.get("last"):
-            there += f"; its models are kept. Round {last['round']}: {score.text(last['test'].get(score.name))}"
-        cards.append(
-            Card("Chosen round", score.text(score.of_chosen(s)), f"{score.label} of round {chosen['round']}; {there}")
-        )
-    if stopped := s.get("stopped"):
-        cards.append(
-            Card("Stopped", f"round {stopped['round']}", f"of {view.run.config.get('rounds')}: {stopped['why']}")
-        )
-    sizes = clusters["sizes"]
-    each = (
-        f"{count(sizes[0], 'client')} each"
-        if len(set(sizes)) == 1 and len(sizes) > 1
-        else f"largest {max(sizes, default=0)}"
-    )
-    cards.append(Card("Clusters", f"{clusters['found']:,}", ", ".join(filter(None, [known, each]))))
-    if clusters["ari"] is not None:
-        ari, below = clusters["ari"], f"NMI {number(clusters['nmi'])}; 1 is the truth"
-        if sum(sizes) < s["clients"] and (assigned := clusters.get("ari_assigned")) is not None:
-            ari, below = assigned, f"of {sum(sizes):,} clients in a cluster; {number(ari)} of all"
-        cards.append(Card("ARI", number(ari), below))
-    if personal := personal_part(view.run):
-        what = f"{personal.numbers} of a model: {shortened(personal.names, limit=3)}"
-        cards.append(Card("Stays with clients", percent(personal.share), what))
-    if own := s.get("own_models"):
-        cards.append(
-            Card("Served with their own", count(own, "client"), f"of {s['clients']:,}, by models of their own")
-        )
-    both = f"{traffic(s['bytes_up'])} up, {traffic(s['bytes_down'])} down"
-    cards.append(Card("Traffic", traffic(s["bytes_up"] + s["bytes_down"]), both))
-    cards.append(Card("Time", duration(seconds["total"]), f"{duration(seconds['train'])} training, on {s['device']}"))
-    if (privacy := s.get("privacy")) and privacy["epsilon"] is not None:
-        level = privacy.get("level", "client")
-        cards.append(Card("Privacy", f"ε = {privacy['epsilon']:.3g}", f"at δ = {privacy['delta']:g}, {level} level"))
+    """Return the main results of a run: scores, clusters, traffic, time and, if set, privacy."""
+    summary = view.run.summary
+    return [
+        *_score_cards(view),
+        *_round_cards(view),
+        *_cluster_cards(summary),
+        *_model_cards(view),
+        *_cost_cards(summary),
+    ]
+
+
+def _score_cards(view: RunView) -> list[Card]:
+    """Return the mean score, that of the worst tenth, and the means of all other metrics."""
+    summary = view.run.summary
+    score, *others = Score.all_of(summary)
+    n_worst = -(-len(view.scores) // 10)
+    worst = f"mean {score.label} of the worst {count(n_worst, 'client')}"
+    cards = [_mean_card(view), Card("Worst tenth", score.text(score.worst_tenth(summary)), worst)]
+    for other in others:
+        value = other.text(other.mean(summary))
+        cards.append(Card(other.title, value, _describe_spread(other, summary)))
     return cards
 
 
-def _score(view: RunView) -> Card:
-    """Return the card of the mean score, with the difference to the run that it is compared with."""
-    summary, score = view.run.summary, view.score
+def _mean_card(view: RunView) -> Card:
+    """Return the mean score, with the difference to the run that it is compared with, if any."""
+    summary = view.run.summary
+    score = view.score
     mean = score.mean(summary)
-    if view.against is not None:
-        base = Outcome.of(view.against)
-        if mean is not None and (other := base.mean_score(base.rows)) is not None:
-            gain, trend = score.gain(mean, other)
-            return Card(score.title, score.text(mean), f"{gain} against {view.against_label}", trend)
-    return Card(score.title, score.text(mean), _std(score, summary))
+    if view.against is not None and mean is not None:
+        other = Outcome.of(view.against)
+        other_mean = other.mean_score(other.rows)
+        if other_mean is not None:
+            gain, trend = score.gain(mean, other_mean)
+            note = f"{gain} against {view.against_label}"
+            return Card(score.title, score.text(mean), note, trend)
+    return Card(score.title, score.text(mean), _describe_spread(score, summary))
 
 
-def _std(score: Score, summary: Mapping[str, Any]) -> str:
+def _describe_spread(score: Score, summary: Mapping[str, Any]) -> str:
+    """Return the standard deviation over the clients, or that no client has a score."""
     scored = score.clients(summary)
     if score.mean(summary) is None:
         return f"undefined for {count(scored.without, 'client')}"
-    over = scored.of_clients if scored.without else "clients"
-    return f"std {score.text(summary[score.name]['std'])} over {over}"
+    clients = scored.of_clients if scored.without else "clients"
+    return f"std {score.text(summary[score.name]['std'])} over {clients}"
+
+
+def _round_cards(view: RunView) -> list[Card]:
+    """Return the round that is best on validation data, and an early stop, if any."""
+    summary = view.run.summary
+    score = Score.all_of(summary)[0]
+    cards: list[Card] = []
+    if chosen := summary.get("chosen"):
+        validation = score.text(score.of_chosen(summary, "validation"))
+        note = f"test {score.label} of round {chosen['round']}; {validation} on validation data"
+        if last := summary.get("last"):
+            last_score = score.text(last["test"].get(score.name))
+            note += f"; its models are stored. Round {last['round']}: {last_score}"
+        cards.append(Card("Chosen round", score.text(score.of_chosen(summary)), note))
+    if stopped := summary.get("stopped"):
+        planned = view.run.config.get("rounds")
+        note = f"of {planned}: {stopped['why']}"
+        cards.append(Card("Stopped", f"round {stopped['round']}", note))
+    return cards
+
+
+def _cluster_cards(summary: Mapping[str, Any]) -> list[Card]:
+    """Return the number of clusters and, if the true ones are known, their agreement with them."""
+    clusters = summary["clusters"]
+    sizes = clusters["sizes"]
+    notes: list[str] = []
+    if clusters["true"] is not None:
+        notes.append(f"{clusters['true']} true")
+    if len(set(sizes)) == 1 and len(sizes) > 1:
+        notes.append(f"{count(sizes[0], 'client')} each")
+    else:
+        notes.append(f"largest {max(sizes, default=0)}")
+    cards = [Card("Clusters", f"{clusters['found']:,}", ", ".join(notes))]
+    ari = clusters["ari"]
+    if ari is None:
+        return cards
+    ari_clustered = clusters.get("ari_assigned")
+    if sum(sizes) < summary["clients"] and ari_clustered is not None:
+        note = f"of {sum(sizes):,} clients in a cluster; {number(ari)} of all"
+        cards.append(Card("ARI", number(ari_clustered), note))
+    else:
+        cards.append(Card("ARI", number(ari), f"NMI {number(clusters['nmi'])}; 1 is the truth"))
+    return cards
+
+
+def _model_cards(view: RunView) -> list[Card]:
+    """Return the personal part of the models, and the clients with a model of their own."""
+    summary = view.run.summary
+    cards: list[Card] = []
+    if personal := personal_part(view.run):
+        note = f"{personal.numbers} of a model: {shortened(personal.names, limit=3)}"
+        cards.append(Card("Stays on clients", percent(personal.share), note))
+    if own := summary.get("own_models"):
+        note = f"of {summary['clients']:,}, evaluated with it"
+        cards.append(Card("Clients with an own model", f"{own:,}", note))
+    return cards
+
+
+def _cost_cards(summary: Mapping[str, Any]) -> list[Card]:
+    """Return traffic, time and, if there is a budget, privacy."""
+    up = summary["bytes_up"]
+    down = summary["bytes_down"]
+    seconds = summary["seconds"]
+    time_note = f"{duration(seconds['train'])} training, on {summary['device']}"
+    cards = [
+        Card("Traffic", traffic(up + down), f"{traffic(up)} up, {traffic(down)} down"),
+        Card("Time", duration(seconds["total"]), time_note),
+    ]
+    privacy = summary.get("privacy")
+    if privacy and privacy["epsilon"] is not None:
+        note = f"at δ = {privacy['delta']:g}, {privacy.get('level', 'client')} level"
+        cards.append(Card("Privacy", f"ε = {privacy['epsilon']:.3g}", note))
+    return cards
 
 
 SECTIONS = (
-    *(scores_section, tree_section, similarity_section, dendrogram_section, sankey_section, spread_section),
-    *(norms_section, checks_section, adversaries_section, faults_section, newcomers_section, setting_section),
+    scores_section,
+    tree_section,
+    similarity_section,
+    dendrogram_section,
+    sankey_section,
+    spread_section,
+    norms_section,
+    checks_section,
+    adversaries_section,
+    faults_section,
+    newcomers_section,
+    setting_section,
 )
-"""In the order of the page. One that has nothing to show of a run returns None."""
+"""Functions of the sections in the order of the page; each returns None without content."""
 
 
 def run_page(view: RunView) -> Page:
-    """Return the page of a run; sections without data are left out."""
-    s = view.run.summary
-    name, _, details = s["data"].partition(", ")
-    parts = [details, s["model"], count(s["rounds"], "round"), f"seed {s['seed']}", f"{s['device']}"]
-    found = [section for make in SECTIONS if (section := make(view)) is not None]
-    return Page(f"{s['algorithm']} on {name}", ", ".join(filter(None, parts)), run_cards(view), found)
+    """Return the page of a run; sections without content are left out."""
+    summary = view.run.summary
+    name, _, details = summary["data"].partition(", ")
+    parts = [details, summary["model"], count(summary["rounds"], "round"), f"seed {summary['seed']}", summary["device"]]
+    sections = [make(view) for make in SECTIONS]
+    return Page(
+        title=f"{summary['algorithm']} on {name}",
+        subtitle=", ".join(part for part in parts if part),
+        cards=run_cards(view),
+        sections=[section for section in sections if section is not None],
+    )
 
 
 def write_report(run: Run, path: str | Path = "report.html") -> Path:
-    """Write the report of a run as one HTML page that needs no network; return where it is.
+    """Write the report of a run as one HTML page that needs no network connection.
+
+    Parameters
+    ----------
+    run
+        The run.
+    path
+        File to write; an existing one is replaced.
+
+    Returns
+    -------
+    Path
+        The file.
 
     Raises
     ------
     RunError
-        If it cannot be written.
+        If the file cannot be written.
     MissingExtraError
         If jinja2 or plotly is not installed.
     """

@@ -1,4 +1,4 @@
-"""Which clients moved when, as a Sankey diagram: the clients of each cluster, and where they went, over the rounds."""
+"""Sankey diagram of the clients' moves between clusters over the rounds."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from fedclade.report.page.section import Section, Table
 from fedclade.report.run_view import RunView
 
 STAGES = 7
-"""So many states are drawn: the first, the last, and changes spread between them."""
+"""Number of drawn stages: the first, the last, and regularly selected ones between them."""
 
 WIDEST = 12
-"""So many clusters stand in a column; the smaller ones are put together."""
+"""Number of clusters in a column; the smaller ones are merged."""
 
 LISTED = 60
-"""So many bands are listed."""
+"""Number of bands that are listed."""
 
 REST = -1
-"""Stands for the smaller clusters, put together."""
+"""Id of the merged smaller clusters."""
 
 GAP = 0.04
-"""Between two clusters of a column, as a share of its height; all gaps together take at most a third of it."""
+"""Gap between two clusters, as a share of the height; all gaps take at most a third of it."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The cluster of each client at some time, such as ``round 12``, or its true one."""
+    """Cluster of each client in a round, or its true cluster."""
 
     name: str
     place: Mapping[int, int]
@@ -39,94 +39,122 @@ class Stage:
 
 
 def sankey_section(view: RunView) -> Section | None:
-    """Return how clients moved between clusters; None for a run that never had two clusters."""
-    stages, left_out = _stages(view)
-    if len(stages) < 2 or max(len(set(stage.place.values())) for stage in stages if not stage.truth) < 2:
+    """Return the moves between clusters; None for a run that never had two clusters."""
+    stages, n_left_out = _list_stages(view)
+    numbers_of_clusters = [len(set(stage.place.values())) for stage in stages if not stage.truth]
+    if len(stages) < 2 or max(numbers_of_clusters) < 2:
         return None
-    drawn = [_gathered(stage) for stage in stages]
-    caption = (
-        "The clients of each cluster, from left to right over the rounds in which somebody moved; the height of a band "
-        "is the number of clients in it. "
+    drawn = [_merge_small_clusters(stage) for stage in stages]
+    sentences = [
+        "The clients of each cluster, from left to right over the rounds with moves. The height of "
+        "a band is the number of clients in it."
+    ]
+    if stages[-1].truth:
+        sentences.append("At the right, their true clusters.")
+    if n_left_out:
+        sentences.append(f"{count(n_left_out, 'further round')} with moves not drawn.")
+    if any(REST in stage.place.values() for stage in drawn):
+        sentences.append(f"Clusters beyond the {WIDEST - 1} largest of a column are merged.")
+    return Section(
+        "flow",
+        "Moves between clusters",
+        " ".join(sentences),
+        {"": _draw_moves(view, drawn)},
+        tables=[_moves_table(drawn)],
     )
-    caption += "At the right, their true clusters. " if stages[-1].truth else ""
-    caption += f"{count(left_out, 'further round')} with moves not drawn. " if left_out else ""
-    gathered = any(REST in stage.place.values() for stage in drawn)
-    caption += f"Beyond the {WIDEST - 1} largest of a column, clusters are put together." if gathered else ""
-    figure = _figure(view, drawn)
-    return Section("flow", "Who moved when", caption.strip(), {"": figure}, tables=[_table(drawn)])
 
 
-def _stages(view: RunView) -> tuple[list[Stage], int]:
-    """Return the states to draw, and how many changes were left out between them."""
+def _list_stages(view: RunView) -> tuple[list[Stage], int]:
+    """Return the stages to draw, and the number of changes between them that are left out."""
     places: dict[int, dict[int, int]] = defaultdict(dict)
     for row in view.run.client_rows:
         places[row["round"]][row["client"]] = row["cluster"]
     changes: list[int] = []
     before: Mapping[int, int] = {}
-    for number in sorted(places):
-        if any(before.get(client) != cluster for client, cluster in places[number].items()):
-            changes.append(number)
-        before = places[number]
-    kept = _spread(changes, STAGES)
-    stages = [Stage(f"round {number}", places[number]) for number in kept]
+    for round_number in sorted(places):
+        current = places[round_number]
+        if any(before.get(client) != cluster for client, cluster in current.items()):
+            changes.append(round_number)
+        before = current
+    kept = _select_regularly(changes, STAGES)
+    stages = [Stage(f"round {round_number}", places[round_number]) for round_number in kept]
     if (truth := view.outcome.truth) is not None:
         known = {client: truth[client] for client in view.outcome.rows if client in truth}
         stages.append(Stage("truth", known, truth=True))
     return stages, len(changes) - len(kept)
 
 
-def _spread(numbers: Sequence[int], limit: int) -> list[int]:
-    """Return at most so many of some numbers, the first and the last among them."""
+def _select_regularly(numbers: Sequence[int], limit: int) -> list[int]:
+    """Return at most ``limit`` of some numbers, including the first and the last."""
     if len(numbers) <= limit:
         return list(numbers)
     return [numbers[round(i * (len(numbers) - 1) / (limit - 1))] for i in range(limit)]
 
 
-def _gathered(stage: Stage) -> Stage:
-    """Return a stage of at most ``WIDEST`` clusters."""
+def _merge_small_clusters(stage: Stage) -> Stage:
+    """Return a stage with at most ``WIDEST`` clusters."""
     sizes = Counter(stage.place.values())
     if len(sizes) <= WIDEST:
         return stage
     kept = {cluster for cluster, _ in sizes.most_common(WIDEST - 1)}
-    place = {client: cluster if cluster in kept else REST for client, cluster in stage.place.items()}
+    place = dict(stage.place)
+    for client, cluster in stage.place.items():
+        if cluster not in kept:
+            place[client] = REST
     return Stage(stage.name, place, stage.truth)
 
 
-def _links(stages: Sequence[Stage]) -> list[tuple[int, int, int, int]]:
-    """Return for each stage but the last: the stage, a cluster, one of the next, and how many clients went there."""
-    links: list[tuple[int, int, int, int]] = []
-    for i, (stage, after) in enumerate(pairwise(stages)):
-        both = [client for client in stage.place if client in after.place]
-        moved = Counter((stage.place[client], after.place[client]) for client in both)
-        links += [(i, a, b, n) for (a, b), n in sorted(moved.items())]
+@dataclass(frozen=True)
+class _Link:
+    """Clients that went from a cluster of one stage to a cluster of the next."""
+
+    stage: int
+    source: int
+    target: int
+    clients: int
+
+
+def _list_links(stages: Sequence[Stage]) -> list[_Link]:
+    """Return the links from each stage to the next."""
+    links: list[_Link] = []
+    for i, (stage, following) in enumerate(pairwise(stages)):
+        both = [client for client in stage.place if client in following.place]
+        moves = Counter((stage.place[client], following.place[client]) for client in both)
+        for (source, target), n in sorted(moves.items()):
+            links.append(_Link(i, source, target, clients=n))
     return links
 
 
-def _figure(view: RunView, stages: Sequence[Stage]) -> Figure:
-    columns = [_ordered(view, stage) for stage in stages]
-    nodes = [(i, cluster) for i, column in enumerate(columns) for cluster in column]
+def _draw_moves(view: RunView, stages: Sequence[Stage]) -> Figure:
+    nodes: list[tuple[int, int]] = []
+    heights: list[float] = []
+    for i, stage in enumerate(stages):
+        column = _order_clusters(view, stage)
+        places = _place_clusters(stage, column)
+        for cluster in column:
+            nodes.append((i, cluster))
+            heights.append(places[cluster])
     index = {node: n for n, node in enumerate(nodes)}
-    links = _links(stages)
-    places = [_placed(stage, column) for stage, column in zip(stages, columns, strict=True)]
+    links = _list_links(stages)
     last = len(stages) - 1
     sankey = {
         "type": "sankey",
         "arrangement": "fixed",
         "node": {
-            "label": [_label(stages[i], cluster) for i, cluster in nodes],
-            "color": [_colour(view, stages[i], cluster) for i, cluster in nodes],
+            "label": [_write_label(stages[i], cluster) for i, cluster in nodes],
+            "color": [_choose_colour(view, stages[i], cluster) for i, cluster in nodes],
             "x": [0.001 + 0.998 * i / last for i, _ in nodes],
-            "y": [places[i][cluster] for i, cluster in nodes],
+            "y": heights,
             "thickness": 14,
             "pad": 8,
             "line": {"width": 0},
             "hovertemplate": "%{label}<br>%{value:d} clients<extra></extra>",
         },
         "link": {
-            "source": [index[i, a] for i, a, _, _ in links],
-            "target": [index[i + 1, b] for i, _, b, _ in links],
-            "value": [n for *_, n in links],
-            "color": [f"{_colour(view, stages[i], a)}/0.28" for i, a, _, _ in links],
+            "source": [index[link.stage, link.source] for link in links],
+            "target": [index[link.stage + 1, link.target] for link in links],
+            "value": [link.clients for link in links],
+            "color": [f"{_choose_colour(view, stages[link.stage], link.source)}/0.28" for link in links],
             "hovertemplate": "%{value:d} clients<br>from %{source.label}<br>to %{target.label}<extra></extra>",
         },
     }
@@ -138,22 +166,22 @@ def _figure(view: RunView, stages: Sequence[Stage]) -> Figure:
     return figure([sankey], 400, annotations=heads, margin={"l": 8, "r": 8, "t": 32, "b": 12})
 
 
-def _ordered(view: RunView, stage: Stage) -> list[int]:
-    """Return the clusters of a stage from top to bottom: as in the tree, so that few bands cross."""
+def _order_clusters(view: RunView, stage: Stage) -> list[int]:
+    """Return the clusters of a stage in the order of the tree, so that few bands cross."""
     leaves = view.colours.leaves
     rank = {leaf: place for place, leaf in enumerate(leaves)}
     leaf_of = view.run.tree.leaf_of
 
     def mean_place(cluster: int) -> tuple[float, int]:
-        members = [client for client, own in stage.place.items() if own == cluster]
+        members = [client for client, place in stage.place.items() if place == cluster]
         ranks = [rank.get(leaf_of.get(client, 0), 0) for client in members]
         return sum(ranks) / len(ranks), cluster
 
     return sorted(set(stage.place.values()), key=mean_place)
 
 
-def _placed(stage: Stage, column: Sequence[int]) -> dict[int, float]:
-    """Return where the middle of each cluster lies in its column, from 0 at the top to 1."""
+def _place_clusters(stage: Stage, column: Sequence[int]) -> dict[int, float]:
+    """Return the middle of each cluster in its column, from 0 at the top to 1."""
     sizes = Counter(stage.place.values())
     gap = min(GAP, 1 / (3 * len(column)))
     scale = (1 - gap * (len(column) - 1)) / sum(sizes.values())
@@ -166,19 +194,25 @@ def _placed(stage: Stage, column: Sequence[int]) -> dict[int, float]:
     return places
 
 
-def _label(stage: Stage, cluster: int) -> str:
+def _write_label(stage: Stage, cluster: int) -> str:
     if cluster == REST:
         return "others"
     return f"true {cluster}" if stage.truth else str(cluster)
 
 
-def _colour(view: RunView, stage: Stage, cluster: int) -> str:
-    return truth_colour(cluster) if stage.truth else "@muted" if cluster == REST else view.colours.of(cluster)
+def _choose_colour(view: RunView, stage: Stage, cluster: int) -> str:
+    if stage.truth:
+        return truth_colour(cluster)
+    return "@muted" if cluster == REST else view.colours.of(cluster)
 
 
-def _table(stages: Sequence[Stage]) -> Table:
-    rows = [
-        [f"{stages[i].name}: {_label(stages[i], a)}", f"{stages[i + 1].name}: {_label(stages[i + 1], b)}", str(n)]
-        for i, a, b, n in _links(stages)
-    ]
-    return Table.first("From where to where", ["from", "to", "clients"], rows, LISTED, "more band")
+def _moves_table(stages: Sequence[Stage]) -> Table:
+    rows: list[list[str]] = []
+    for link in _list_links(stages):
+        stage = stages[link.stage]
+        following = stages[link.stage + 1]
+        source = f"{stage.name}: {_write_label(stage, link.source)}"
+        target = f"{following.name}: {_write_label(following, link.target)}"
+        rows.append([source, target, str(link.clients)])
+    columns = ["from cluster", "to cluster", "clients"]
+    return Table.first("Moves between clusters", columns, rows, limit=LISTED, noun="more band")

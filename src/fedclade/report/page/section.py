@@ -1,4 +1,4 @@
-"""What the page is made of: cards, sections, tables. Templates draw them; nothing here knows HTML."""
+"""Parts of a page: cards, sections and tables; and pages as HTML, rendered with templates."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from fedclade.report.picture import LegendEntry, Picture
 
 @dataclass(frozen=True)
 class Card:
-    """A number that matters, in large type, and in small type what else there is to say of it."""
+    """A main result in large type, with a note in small type."""
 
     label: str
     value: str
     note: str = ""
     trend: str = ""
-    """``good`` or ``bad`` against a run that it is compared with, or neither."""
+    """``good`` or ``bad`` compared with another run, or empty."""
     colour: str = ""
-    """Of the run, on a page of several."""
+    """Colour of the run on a page of several runs."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Numbers in rows, as text; the note stands below."""
+    """A table of text, with a note below."""
 
     title: str
     columns: Sequence[str]
@@ -40,43 +40,46 @@ class Table:
     note: str = ""
 
     @classmethod
-    def first(cls, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], limit: int, noun: str) -> Table:
-        """Return a table of the first rows, and of the others only their number."""
-        left_out = f"{count(len(rows) - limit, noun)} not listed." if len(rows) > limit else ""
-        return cls(title, columns, rows[:limit], left_out)
+    def first(
+        cls, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, limit: int, noun: str
+    ) -> Table:
+        """Return a table of the first ``limit`` rows, with the number of the others in a note."""
+        note = f"{count(len(rows) - limit, noun)} not listed." if len(rows) > limit else ""
+        return cls(title, columns, rows[:limit], note)
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page under a title; its id is for links."""
+    """A part of a page with a title; links refer to its id."""
 
     id: str
     title: str
     caption: str
-    """What the picture shows, for those who see it and those who do not."""
+    """Description of the content, also for screen readers."""
     figures: Mapping[str, Figure] = field(default_factory=dict[str, Figure])
-    """By name; of several, one is shown at a time. Heights are in ``layout``."""
+    """Figures by name; of several, one is shown at a time. Heights are in ``layout``."""
     legend: Sequence[LegendEntry] = ()
     tables: Sequence[Table] = ()
-    """The numbers, folded away below a picture."""
+    """Tables below a picture, shown after a click."""
     trees: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Parameter trees, by the name of their run."""
+    """Parameter trees by the label of their run."""
     texts: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What is shown letter by letter, such as a config, by its title."""
+    """Preformatted texts, such as a config, by their titles."""
     open_tables: Sequence[Table] = ()
-    """Tables that stand for themselves."""
+    """Tables that are always shown."""
     links: Mapping[str, str] = field(default_factory=dict[str, str])
-    """To other pages, by name."""
+    """Links to other pages, by name."""
 
     @classmethod
     def of(cls, id_: str, caption: str, picture: Picture, tables: Sequence[Table]) -> Section:
-        """Return a section with one picture, under its title."""
-        return cls(id_, picture.title, caption, {"": draw(picture)}, picture.legend, tables)
+        """Return a section with one picture, whose title it has."""
+        figures = {"": draw(picture)}
+        return cls(id_, picture.title, caption, figures, legend=picture.legend, tables=tables)
 
 
 @dataclass(frozen=True)
 class Page:
-    """All that a page says: cards first, then sections."""
+    """Content of a page: cards first, then sections."""
 
     title: str
     subtitle: str
@@ -85,28 +88,54 @@ class Page:
 
     @property
     def figures(self) -> dict[str, Figure]:
-        """All figures of the page by the id of their place, ``SECTION-NUMBER``."""
-        return {f"{s.id}-{i}": figure for s in self.sections for i, figure in enumerate(s.figures.values())}
+        """All figures of the page by the id of their element, ``SECTION-NUMBER``."""
+        figures: dict[str, Figure] = {}
+        for section in self.sections:
+            for i, figure in enumerate(section.figures.values()):
+                figures[f"{section.id}-{i}"] = figure
+        return figures
 
 
 def table_by_round(
     title: str,
     columns: Mapping[str, Mapping[int, float]],
-    written: Callable[[float], str],
+    write: Callable[[float], str],
+    *,
     longest: int,
     more: str = "",
 ) -> Table:
-    """Return numbers by round, one column each, in at most about so many rounds."""
-    rounds = sorted({at for column in columns.values() for at in column})
-    step = max(1, -(-len(rounds) // longest))
-    kept = [at for i, at in enumerate(rounds) if i % step == 0 or at == rounds[-1]]
-    rows = [[str(at), *(written(each[at]) if at in each else NONE for each in columns.values())] for at in kept]
+    """Return a table of numbers by round.
+
+    Parameters
+    ----------
+    title
+        Title of the table.
+    columns
+        Numbers by round, by the heading of their column.
+    write
+        Writes a number.
+    longest
+        Approximate number of rows; of more rounds, a regular sample is listed.
+    more
+        Further text of the note.
+    """
+    rounds: set[int] = set()
+    for column in columns.values():
+        rounds.update(column)
+    ordered = sorted(rounds)
+    step = max(1, -(-len(ordered) // longest))
+    rows: list[list[str]] = []
+    for i, round_number in enumerate(ordered):
+        if i % step == 0 or round_number == ordered[-1]:
+            values = [column.get(round_number) for column in columns.values()]
+            cells = [NONE if value is None else write(value) for value in values]
+            rows.append([str(round_number), *cells])
     every = f"Every {step} rounds." if step > 1 else ""
     return Table(title, ["round", *columns], rows, f"{every} {more}".strip())
 
 
 def as_json(value: Any) -> Any:
-    """Return a value as JSON can hold it: numbers with five digits, and None for what is none.
+    """Return a value for JSON: numbers with five digits, and None for NaN and infinity.
 
     >>> as_json({"a": (1, 0.1234567, float("nan"))})
     {'a': [1, 0.12346, None]}
@@ -120,13 +149,15 @@ def as_json(value: Any) -> Any:
     return value
 
 
-# Pages as HTML: one file that needs nothing else, neither a network nor a server.
+# Pages as HTML: one file that needs neither other files nor a network nor a server.
 
 PURPOSE = "the report page"
 
 
 def page_html(page: Page, *, live: bool = False) -> str:
-    """Return a page as one HTML document, with Plotly's script in it; a live one polls its server for news.
+    """Return a page as one HTML document that includes Plotly's script.
+
+    A ``live`` page polls its server for updates.
 
     Raises
     ------
@@ -145,27 +176,27 @@ def page_html(page: Page, *, live: bool = False) -> str:
 
 
 def state_json(page: Page) -> str:
-    """Return what a live page must know to bring itself up to date, as JSON: its parts as HTML, and its figures."""
+    """Return the sections as HTML and the figures of a page as JSON, to update a live page."""
     sections = [{"id": section.id, "html": section_html(section)} for section in page.sections]
     state = {"subtitle": page.subtitle, "sections": sections, "figures": page.figures}
     try:
         return json.dumps(state, allow_nan=False)
-    except ValueError:  # a number that is none, which is rare, and looked for only then
+    except ValueError:  # NaN or infinity, which is rare: the slow conversion is done only then
         return json.dumps(as_json(state), allow_nan=False)
 
 
 def section_html(section: Section) -> str:
-    """Return one section as HTML."""
+    """Render a section as HTML."""
     return _parts().section(section)
 
 
 def cards_html(cards: Sequence[Card]) -> str:
-    """Return some cards as HTML."""
+    """Render cards as HTML."""
     return _parts().cards(cards)
 
 
 def write_page(page: Page, path: Path) -> Path:
-    """Write a page to a file; one that is there is replaced in one go.
+    """Write a page to a file; an existing one is replaced atomically.
 
     Raises
     ------
@@ -183,7 +214,7 @@ def write_page(page: Page, path: Path) -> Path:
 
 
 def script_json(value: Any) -> str:
-    """Return a value as JSON that can stand in an HTML script, whatever strings are in it."""
+    """Return a value as JSON that is safe in an HTML script, whatever strings it contains."""
     text = json.dumps(as_json(value), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -204,7 +235,7 @@ def _environment() -> Any:
 
 @cache
 def _parts() -> Any:
-    """Return the macros of the parts of a page."""
+    """Return the macros of the template ``parts.html.jinja``."""
     return _environment().get_template("parts.html.jinja").module
 
 

@@ -1,4 +1,4 @@
-"""The parameter tree as a picture: a bar for each cluster, from the round it came into being to that of its split."""
+"""Picture of a parameter tree: a bar for each cluster, from its first round to its split."""
 
 from __future__ import annotations
 
@@ -17,28 +17,30 @@ from fedclade.report.run_view import RunView
 from fedclade.report.tables import criterion_text
 
 DRAWN = 40
-"""So many current clusters are drawn, the largest; of the rest only the number is shown."""
+"""Number of current clusters that are drawn, the largest ones."""
 
 ROW = 46
-"""Pixels from one cluster to the next."""
+"""Height of a row in pixels."""
 
 HEAD = 30
-"""Pixels above the first."""
+"""Height above the first row in pixels."""
 
-LEFT, RIGHT = 6.0, 98.5
-"""Where the first round begins and the last ends, in per cent of the width; the root begins at the edge."""
+LEFT = 6.0
+RIGHT = 98.5
+"""Start of the first round and end of the last, in per cent of the width."""
 
-THIN, THICK = 4.0, 18.0
-"""Pixels of a bar for no clients, and for all of them; in between its area grows with their number."""
+THIN = 4.0
+THICK = 18.0
+"""Thickness in pixels of a bar without clients and with all; between, by the root of the share."""
 
 ROOM = 14.0
-"""Where a bar is shorter, in per cent of the width, only the id of a cluster stands at it, unless it is a leaf."""
+"""Shortest bar with a full label, in per cent of the width; leaves always have one."""
 
 MEMBERS = 60
-"""So many members are shown by name."""
+"""Number of members that are named."""
 
 TICKS = 6
-"""About so many rounds are named on the axis."""
+"""Approximate number of rounds that are named on the axis."""
 
 
 @dataclass(frozen=True)
@@ -47,85 +49,95 @@ class Share:
 
     label: int
     inside: int
-    """How many of the cluster's clients are in it."""
+    """Number of the cluster's clients in it."""
     overall: int
-    """How many of all clients are."""
+    """Number of all clients in it."""
     width: float
-    """Its share of the cluster, in per cent."""
+    """Share of the cluster, in per cent."""
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A cluster in the picture, and what is shown of it when it is chosen."""
+    """A cluster in the picture, with the details that are shown when it is selected."""
 
     id: int
     parent: int | None
     level: int
     start: float
-    """Of its bar, in per cent of the width, as is its end."""
+    """Left end of the bar, in per cent of the width, as is ``end``."""
     end: float
     y: float
-    """Of its bar, in pixels, as is its thickness."""
+    """Middle of the bar, in pixels, as is ``thickness``."""
     thickness: float
     colour: str
     label: str
-    """The rest of its name, after the id, if there is room for it."""
+    """Text after the id, if there is room for it."""
     side: str
-    """Whether its name begins at the bar's ``start``, ends at its ``end``, or stands in the ``middle``."""
+    """Anchor of the label: the bar's ``start``, ``end`` or ``middle``."""
     spoken: str
-    """What a screen reader says."""
+    """Text for screen readers."""
     facts: Sequence[tuple[str, str]]
     """Names and values."""
     members: str
     truth: Sequence[Share]
-    """The true clusters of its members; empty where they are not known."""
+    """True clusters of the members; empty if they are not known."""
     is_leaf: bool
 
 
 @dataclass(frozen=True)
 class TreePicture:
-    """A parameter tree, laid out."""
+    """Layout of a parameter tree."""
 
     branches: Sequence[Branch]
     """Parents before children."""
     height: float
-    """In pixels."""
+    """Height in pixels."""
     ticks: Sequence[tuple[str, float]]
-    """Rounds on the axis, with their place in per cent of the width."""
+    """Named rounds on the axis, with their places in per cent of the width."""
     note: str
-    """What is not drawn."""
+    """Remark on clusters that are not drawn."""
 
 
 def tree_section(view: RunView) -> Section:
     """Return the parameter tree of a run."""
     picture = tree_picture(view)
     caption = (
-        "Every cluster there has been, as a bar from its first round to its split, the thicker the more clients it "
-        "has. Choose one with a click, or with Tab and the arrow keys, to see who is in it and why it was split. "
+        "All clusters of the run, each as a bar from its first round to its split; a thicker bar "
+        "has more clients. Select one with a click, or with Tab and the arrow keys, to see its "
+        "members and the criteria of its split. "
     )
     return Section("tree", "Parameter tree", caption + picture.note, trees={"": picture})
 
 
 def tree_picture(view: RunView) -> TreePicture:
-    """Lay the tree of a run out."""
+    """Lay out the tree of a run."""
     layout = _Layout(view)
-    leaves, empty = len(view.colours.leaves), sum(not leaf.members for leaf in view.run.tree.leaves)
-    note = f"Drawn are the {DRAWN} largest of {leaves:,} clusters. " if leaves > DRAWN else ""
-    note += f"{count(empty, 'cluster')} without members not drawn." if empty else ""
-    height = HEAD + ROW * max(len(layout.leaves), 1) + 8
-    return TreePicture([layout.branch(node) for node in layout.nodes], height, layout.ticks, note.strip())
+    n_leaves = len(view.colours.leaves)
+    n_empty = sum(not leaf.members for leaf in view.run.tree.leaves)
+    sentences: list[str] = []
+    if n_leaves > DRAWN:
+        sentences.append(f"The {DRAWN} largest of {n_leaves:,} clusters are drawn.")
+    if n_empty:
+        sentences.append(f"{count(n_empty, 'cluster')} without members not drawn.")
+    return TreePicture(
+        branches=[layout.place_branch(node) for node in layout.nodes],
+        height=HEAD + ROW * max(len(layout.leaves), 1) + 8,
+        ticks=layout.ticks,
+        note=" ".join(sentences),
+    )
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where each cluster lies: leaves in rows, every other cluster in the middle of its parts."""
+    """Places of clusters: leaves in rows, every other cluster at the mean of its children."""
 
     view: RunView
 
     @cached_property
     def leaves(self) -> list[int]:
         """The largest leaves, in the order of the tree."""
-        nodes, leaves = self.view.run.tree.nodes, self.view.colours.leaves
+        nodes = self.view.run.tree.nodes
+        leaves = self.view.colours.leaves
         largest = sorted(leaves, key=lambda leaf: -len(nodes[leaf].members))[:DRAWN]
         return [leaf for leaf in leaves if leaf in largest]
 
@@ -133,97 +145,117 @@ class _Layout:
     def nodes(self) -> list[Node]:
         """The drawn clusters, parents before children."""
         tree = self.view.run.tree
-        drawn = {node.id for leaf in self.leaves for node in tree.above(leaf)} | {0}
+        drawn = {0}
+        for leaf in self.leaves:
+            drawn.update(node.id for node in tree.above(leaf))
         return [node for node in tree.nodes if node.id in drawn]
 
     @cached_property
     def y(self) -> dict[int, float]:
+        """Vertical place of each drawn cluster, in pixels."""
         places = {leaf: HEAD + ROW * (i + 0.5) for i, leaf in enumerate(self.leaves)}
-        below: dict[int, list[float]] = {}
+        children_places: dict[int, list[float]] = {}
         for node in reversed(self.nodes):
-            places.setdefault(node.id, fmean(below.get(node.id, [HEAD + ROW / 2])))
+            if node.id not in places:
+                places[node.id] = fmean(children_places.get(node.id, [HEAD + ROW / 2]))
             if node.parent is not None:
-                below.setdefault(node.parent, []).append(places[node.id])
+                children_places.setdefault(node.parent, []).append(places[node.id])
         return places
 
     @cached_property
     def scores(self) -> dict[int, Series]:
+        """Mean score of each cluster over the rounds."""
         return queries.score_series(self.view.run)
 
     @cached_property
-    def born(self) -> dict[int | None, list[int]]:
-        """When the parts of each cluster came into being that was split."""
+    def children_born(self) -> dict[int | None, list[int]]:
+        """Rounds in which the children of each split cluster were created."""
         born: dict[int | None, list[int]] = {}
         for node in self.view.run.tree.nodes:
             born.setdefault(node.parent, []).append(node.born)
         return born
 
-    def x(self, number: float) -> float:
-        """Return where a round ends, in per cent of the width."""
-        return LEFT + (RIGHT - LEFT) * number / self.view.model_round
+    def scale_x(self, round_number: float) -> float:
+        """Return the end of a round, in per cent of the width."""
+        return LEFT + (RIGHT - LEFT) * round_number / self.view.model_round
 
     @property
     def ticks(self) -> list[tuple[str, float]]:
+        """Named rounds with their places on the axis."""
         rounds = self.view.model_round
-        step = _nice(rounds / TICKS)
-        return [(str(number), self.x(number)) for number in range(step, rounds + 1, step)]
+        step = _round_up_step(rounds / TICKS)
+        return [(str(i), self.scale_x(i)) for i in range(step, rounds + 1, step)]
 
-    def branch(self, node: Node) -> Branch:
-        """Return one cluster's bar, and what is shown of it."""
-        is_leaf = node.id not in self.born
-        # Clusters that are made anew train in the round in which that is decided, the one that ends their root.
-        last = self.view.model_round if is_leaf else min(self.born[node.id])
-        start = 0.6 if node.parent is None else self.x(node.born)
-        share = len(node.members) / max(1, len(self.view.run.tree.nodes[0].members))
-        end = max(start + 0.6, self.x(last))
-        roomy = is_leaf or end - start >= ROOM
-        shown = self._facts(node, is_leaf=is_leaf)
+    def place_branch(self, node: Node) -> Branch:
+        """Return a cluster's bar, and the details that are shown when it is selected."""
+        tree = self.view.run.tree
+        is_leaf = node.id not in self.children_born
+        is_root = node.parent is None
+        # Clusters that replace all earlier ones train in the round of that decision, so a cluster
+        # ends when its first child is created.
+        last = self.view.model_round if is_leaf else min(self.children_born[node.id])
+        start = 0.6 if is_root else self.scale_x(node.born)
+        end = max(start + 0.6, self.scale_x(last))
+        share = len(node.members) / max(1, len(tree.nodes[0].members))
+        is_roomy = is_leaf or end - start >= ROOM
+        side = "middle"
+        if is_roomy:
+            side = "start" if start < 70 else "end"
+        facts = self._list_facts(node, is_leaf=is_leaf)
+        spoken_facts = ", ".join(f"{name} {value}" for name, value in facts if value != NONE)
+        names = [self.view.outcome.name(client) for client in node.members]
         return Branch(
             id=node.id,
             parent=node.parent,
-            level=len(self.view.run.tree.above(node.id)),
+            level=len(tree.above(node.id)),
             start=round(start, 2),
             end=round(end, 2),
             y=self.y[node.id],
             thickness=round(THIN + (THICK - THIN) * sqrt(min(1.0, share)), 1),
             colour=self.view.colours.of(node.id),
-            label=f" · {count(len(node.members), 'client')}" if roomy else "",
-            side="middle" if not roomy else "start" if start < 70 else "end",
-            spoken=f"{'root' if node.parent is None else 'cluster'} {node.id}: "
-            + ", ".join(f"{name} {value}" for name, value in shown if value != NONE),
-            facts=shown,
-            members=shortened([self.view.outcome.name(client) for client in node.members], MEMBERS),
-            truth=self._truth(node),
+            label=f" · {count(len(node.members), 'client')}" if is_roomy else "",
+            side=side,
+            spoken=f"{'root' if is_root else 'cluster'} {node.id}: {spoken_facts}",
+            facts=facts,
+            members=shortened(names, MEMBERS),
+            truth=self._list_true_clusters(node),
             is_leaf=is_leaf,
         )
 
-    def _facts(self, node: Node, *, is_leaf: bool) -> list[tuple[str, str]]:
-        """Return what a cluster is: size, rounds, score, purity, and the numbers that its split was decided by."""
-        last = self.view.model_round if is_leaf or node.split_in is None else node.split_in
+    def _list_facts(self, node: Node, *, is_leaf: bool) -> list[tuple[str, str]]:
+        """Return a cluster's size, rounds, score, purity, and the criteria of its split."""
+        last = self.view.model_round
+        if not is_leaf and node.split_in is not None:
+            last = node.split_in
         lifetime = f"{node.born + 1} to {last}" if last > node.born else NONE
-        shown = [("clients", f"{len(node.members):,}"), ("rounds", lifetime)]
+        facts = [("clients", f"{len(node.members):,}"), ("rounds", lifetime)]
         if node.id in self.scores:
+            score = self.view.score
             when = "" if is_leaf else " before its split"
-            shown.append((f"{self.view.score.label}{when}", self.view.score.text(self.scores[node.id].values[-1])))
-        truth = self.view.outcome.truth
-        if truth is not None and (purity := run_view.purity(node.members, truth)) is not None:
-            shown.append(("purity", percent(purity, 0)))
-        shown += [(f"{name} at its split", value) for name, value in map(criterion_text, node.criteria.items())]
-        return shown
+            facts.append((f"{score.label}{when}", score.text(self.scores[node.id].values[-1])))
+        purity = run_view.purity(node.members, self.view.outcome.truth or {})
+        if purity is not None:
+            facts.append(("purity", percent(purity, 0)))
+        for criterion in node.criteria.items():
+            name, value = criterion_text(criterion)
+            facts.append((f"{name} at its split", value))
+        return facts
 
-    def _truth(self, node: Node) -> list[Share]:
+    def _list_true_clusters(self, node: Node) -> list[Share]:
+        """Return the true clusters in a cluster, the largest first; nothing if none is known."""
         truth = self.view.outcome.truth
         if truth is None:
             return []
-        overall, inside = dict(run_view.composition(truth, truth)), run_view.composition(node.members, truth)
-        known = sum(n for _, n in inside)
-        return [Share(label, n, overall[label], round(100 * n / known, 1)) for label, n in inside]
+        overall = dict(run_view.composition(truth, truth))
+        inside = run_view.composition(node.members, truth)
+        n_known = sum(n for _, n in inside)
+        return [Share(label, n, overall[label], width=round(100 * n / n_known, 1)) for label, n in inside]
 
 
-def _nice(step: float) -> int:
-    """Return the first of 1, 2, 5, 10, 20, 50, ... that is at least so large.
+def _round_up_step(step: float) -> int:
+    """Return the first of 1, 2, 5, 10, 20, 50, ... that is at least ``step``.
 
-    >>> _nice(0.3), _nice(6.7), _nice(41)
+    >>> _round_up_step(0.3), _round_up_step(6.7), _round_up_step(41)
     (1, 10, 50)
     """
     power = 1

@@ -1,5 +1,5 @@
-// While a run goes on: ask for its state, and change only what is new.
-const PAUSE = 1000; // milliseconds between two questions
+// During a run: request its state, and update only what has changed.
+const PAUSE = 1000; // milliseconds between two requests
 let seen = "";
 let missed = 0;
 const partsShown = {};
@@ -67,12 +67,12 @@ function show(state) {
     figures[id] = figure;
     const place = document.getElementById(id);
     place.dataset.stale = "yes";
-    eyes.unobserve(place); // to be told again whether it is in sight
+    eyes.unobserve(place); // a new observation reports whether it is visible
     eyes.observe(place);
   }
 }
 
-// Only what is in sight is drawn anew: drawing is most of what a page costs the machine, and the run may need it.
+// Only visible figures are drawn again: drawing takes most of the page's processor time, which the run needs.
 const drawn = {};
 const eyes = new IntersectionObserver((entries) => {
   for (const { target, isIntersecting } of entries) {
@@ -84,9 +84,9 @@ const eyes = new IntersectionObserver((entries) => {
 
 async function ask() {
   if (document.hidden) return true;
-  const answer = await fetch(`state?seen=${encodeURIComponent(seen)}`, { cache: "no-store" });
-  if (!answer.ok) throw new Error(`state: ${answer.status}`);
-  const state = await answer.json();
+  const response = await fetch(`state?seen=${encodeURIComponent(seen)}`, { cache: "no-store" });
+  if (!response.ok) throw new Error(`state: ${response.status}`);
+  const state = await response.json();
   missed = 0;
   say(state.status, state.finished);
   if (state.cards) document.getElementById("cards").innerHTML = state.cards;
@@ -106,7 +106,7 @@ async function follow() {
   } catch (error) {
     missed += 1;
     if (missed >= 3) {
-      say("The run has ended, or was stopped; this is what was known last.", true);
+      say("The run has ended or was stopped; this is its last known state.", true);
       return;
     }
   }

@@ -1,5 +1,5 @@
 "use strict";
-// Figures name their colours, "@ink" or "@c0/0.3" with an opacity; the style sheet says what they are by day and night.
+// Figures name their colours, "@ink" or "@c0/0.3" with an opacity; the style sheet defines them for light and dark pages.
 const figures = JSON.parse(document.getElementById("figures").textContent);
 const NARROW = 560;
 
@@ -46,10 +46,10 @@ const root = document.documentElement;
 
 async function drawAll() {
   await Promise.all(Object.keys(figures).map(draw));
-  root.dataset.drawn = `${root.dataset.theme} ${innerWidth}`; // for who waits for it
+  root.dataset.drawn = `${root.dataset.theme} ${innerWidth}`; // tests wait for it
 }
 
-// Day and night
+// Light and dark theme
 const themeButton = document.getElementById("theme");
 
 function showTheme(theme) {
@@ -71,7 +71,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (change) =
 });
 
 // The tree: one stop of the Tab key, arrows within it
-const chosen = {}; // the cluster shown, by tree
+const chosen = {}; // the selected cluster of each tree
 
 const branches = (tree) => [...document.querySelectorAll(`.branch[data-tree="${tree}"]`)];
 
