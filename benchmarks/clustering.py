@@ -34,12 +34,12 @@ from fedclade.clustering.linkage import LINKAGES, agglomerate, cut
 from fedclade.clustering.similarity import (
     METRICS,
     Similarity,
+    compute_distances,
     cosine_similarity,
-    distances,
     k_means,
     ternary_similarity,
 )
-from fedclade.clustering.spanning_tree import optimal_bipartition
+from fedclade.clustering.spanning_tree import find_optimal_bipartition
 
 CLUSTERS = 4
 
@@ -62,12 +62,12 @@ class Method:
 
 def two_clusters(alpha: Similarity) -> list[bool]:
     m = len(alpha)
-    first = set(optimal_bipartition(alpha, range(m)).first)
+    first = set(find_optimal_bipartition(alpha, range(m)).first)
     return [client in first for client in range(m)]
 
 
 def hierarchical(metric: str, linkage: str) -> Method:
-    return Method(partial(distances, metric=metric), lambda apart: cut(agglomerate(apart, linkage), CLUSTERS))
+    return Method(partial(compute_distances, metric=metric), lambda apart: cut(agglomerate(apart, linkage), CLUSTERS))
 
 
 METHODS: Mapping[str, Method] = {

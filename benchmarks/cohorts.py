@@ -35,7 +35,7 @@ from torch.nn import functional
 
 from fedclade import IFCA, Federation, FedGroup, FeSEM, LocalTraining, ReplicatedCFL, simulate
 from fedclade.algorithms import Algorithm, State, build_algorithm
-from fedclade.clustering import agglomerate, cut, distances
+from fedclade.clustering import agglomerate, compute_distances, cut
 from fedclade.core import Clients, Evaluation, EvaluationQuery, Query, Round, UpdateQuery, Updates
 from fedclade.data import ClientData, Pool
 from fedclade.runs import Backend
@@ -203,7 +203,7 @@ def error(made: Federation, seed: int) -> Line:
     draw, line = np.random.default_rng(seed), Line(seed=seed)
     for size in (*(n for n in SAMPLES if n < len(ids)), len(ids)):
         some = np.sort(draw.choice(len(ids), size, replace=False))
-        labels = cut(agglomerate(distances(unit[some], "l2"), "ward"), CLUSTERS)
+        labels = cut(agglomerate(compute_distances(unit[some], "l2"), "ward"), CLUSTERS)
         means = torch.stack([unit[some[labels == k]].mean(0) for k in range(CLUSTERS)])
         nearest = (unit @ functional.normalize(means, dim=1).T).argmax(1)
         line[f"nearest to {size}"] = cluster_scores(dict(zip(ids, nearest.tolist(), strict=True)), truth)["ari"]

@@ -20,8 +20,8 @@ from rich.table import Table
 from torch import Tensor
 
 from fedclade import FedAvg, Federation, LocalTraining, load_federation
-from fedclade.clustering.linkage import agglomerate, cut, largest_gap, n_clusters_by_gap
-from fedclade.clustering.similarity import distances
+from fedclade.clustering.linkage import agglomerate, count_clusters_by_gap, cut, find_largest_gap
+from fedclade.clustering.similarity import compute_distances
 from fedclade.core.queries import Round
 from fedclade.data import SHIFTS
 from fedclade.runs import module_for
@@ -48,9 +48,9 @@ def updates_after(federation: Federation, model: str, rounds: Sequence[int], see
 
 def found(updates: Tensor, metric: str, linkage: str, federation: Federation) -> tuple[str, bool]:
     """Return the gap and the number of clusters in words, and whether they are the true ones."""
-    merges = agglomerate(distances(updates, metric), linkage)
+    merges = agglomerate(compute_distances(updates, metric), linkage)
     heights = merges[:, 2]
-    n_clusters, above = n_clusters_by_gap(heights), len(heights) + 1 - largest_gap(heights)
+    n_clusters, above = count_clusters_by_gap(heights), len(heights) + 1 - find_largest_gap(heights)
     labels = dict(zip(federation.ids, cut(merges, n_clusters).tolist(), strict=True))
     ari = cluster_scores(labels, federation.true_clusters)["ari"]
     right = n_clusters == 1 if ari is None else ari >= 0.95

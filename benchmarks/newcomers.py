@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedclade import Federation, Run, Signature
-from fedclade.clustering.routing import Assignment, least_similarity
+from fedclade.clustering.routing import Assignment, find_least_similarity
 from fedclade.config import read_config
 from fedclade.config.toml_files import find_config
 from fedclade.runs.newcomers import Arrival
@@ -68,7 +68,7 @@ def ranges(newcomers: str, found: Iterable[Assignment], run: Run, seen: dict[tup
         for step in each.steps if newcomers == "honest" else each.steps[:1]:
             seen[newcomers, step.by].append(step.score)
             if step.by == "similarity" and run.tree.nodes[step.taken].cached is not None:
-                seen["least that fits", step.by].append(least_similarity(run.tree.nodes[step.taken]))
+                seen["least that fits", step.by].append(find_least_similarity(run.tree.nodes[step.taken]))
 
 
 def main() -> None:

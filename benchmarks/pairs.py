@@ -35,9 +35,9 @@ from sklearn.metrics import adjusted_rand_score, confusion_matrix
 from torch import Tensor
 
 from fedclade.clustering.linkage import agglomerate, cut
-from fedclade.clustering.sampling import to_nearest_mean
-from fedclade.clustering.similarity import cosine_similarity, cosines, distances
-from fedclade.clustering.spanning_tree import bipartition_by_tree, optimal_bipartition, single_linkage
+from fedclade.clustering.sampling import assign_to_nearest_mean
+from fedclade.clustering.similarity import compute_cosines, compute_distances, cosine_similarity
+from fedclade.clustering.spanning_tree import find_bipartition_by_tree, find_optimal_bipartition, single_linkage
 
 SHARES = (0.4, 0.3, 0.2, 0.1)
 """Of the clients in each cluster."""
@@ -69,9 +69,9 @@ def measure(clients: int, size: int, threads: int, way: str) -> dict[str, Any]:
     before = peak_bytes()
     start, cpu = perf_counter(), process_time()
     if way == "tree":
-        found = bipartition_by_tree(rows, range(clients))
+        found = find_bipartition_by_tree(rows, range(clients))
     else:
-        found = optimal_bipartition(cosine_similarity(rows), range(clients))
+        found = find_optimal_bipartition(cosine_similarity(rows), range(clients))
     seconds, cpu_seconds = perf_counter() - start, process_time() - cpu
     labels = np.isin(np.arange(clients), found.first)
     return {
@@ -114,7 +114,7 @@ def sampled(clients: int, size: int, threads: int, sizes: list[int], draws: int)
         signatures, truth = signatures_of(clients, size, noise)
         for metric in ("l2", "cosine"):
             start = perf_counter()
-            apart = distances(signatures, metric)
+            apart = compute_distances(signatures, metric)
             seconds_pairs = perf_counter() - start
             for method in (name for of, name in LINKAGES if of == metric):
                 start = perf_counter()
@@ -133,7 +133,7 @@ def sampled(clients: int, size: int, threads: int, sizes: list[int], draws: int)
 
 def drawn_clusters(signatures: Tensor, m: int, draw: int, metric: str, method: str) -> tuple[np.ndarray, np.ndarray]:
     drawn = np.sort(np.random.default_rng(draw).choice(len(signatures), m, replace=False))
-    return drawn, cut(agglomerate(distances(signatures[torch.from_numpy(drawn)], metric), method), len(SHARES))
+    return drawn, cut(agglomerate(compute_distances(signatures[torch.from_numpy(drawn)], metric), method), len(SHARES))
 
 
 def one_sample(
@@ -141,7 +141,7 @@ def one_sample(
 ) -> dict[str, float]:
     start = perf_counter()
     drawn, labels = drawn_clusters(signatures, m, draw, metric, method)
-    found = to_nearest_mean(signatures, drawn, labels, metric)
+    found = assign_to_nearest_mean(signatures, drawn, labels, metric)
     return {"seconds": perf_counter() - start, **scores(found, exact, truth)}
 
 
@@ -151,15 +151,15 @@ def by_rules(clients: int, size: int, threads: int, sizes: list[int], draws: int
     rows: list[dict[str, Any]] = []
     signatures, _ = signatures_of(clients, size, NOISE["noisy"])
     for metric, method in LINKAGES:
-        exact = cut(agglomerate(distances(signatures, metric), method), len(SHARES))
+        exact = cut(agglomerate(compute_distances(signatures, metric), method), len(SHARES))
         for m in sizes:
             found: dict[str, list[float]] = {}
             for draw in range(draws):
                 drawn, labels = drawn_clusters(signatures, m, draw, metric, method)
                 to_members = torch.cdist(signatures, signatures[torch.from_numpy(drawn)]).numpy()
                 if metric == "cosine":
-                    to_members = 1 - cosines(signatures, signatures[torch.from_numpy(drawn)])
-                by_mean = to_nearest_mean(signatures, drawn, labels, metric)
+                    to_members = 1 - compute_cosines(signatures, signatures[torch.from_numpy(drawn)])
+                by_mean = assign_to_nearest_mean(signatures, drawn, labels, metric)
                 found.setdefault("mean of the members", []).append(adjusted_rand_score(exact, by_mean))
                 for name, over in (("farthest", np.max), ("mean distance", np.mean), ("nearest", np.min)):
                     apart = np.stack([over(to_members[:, labels == k], axis=1) for k in range(len(SHARES))], axis=1)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedclade import FedAvg
 from fedclade.clustering.linkage import LINKAGES, agglomerate, cut
-from fedclade.clustering.similarity import Similarity, cosine_similarity, cosines
+from fedclade.clustering.similarity import Similarity, compute_cosines, cosine_similarity
 from fedclade.clustering.split_half import DRAWS_TO_RESOLVE, Across, Finding, Labels, Replicates
 from fedclade.core.queries import Round
 from fedclade.data import Federation
@@ -166,7 +166,7 @@ def outcomes(recorded: Mapping[str, Sequence[Tensor]], truth: Labels, seed: int)
 def ways_to_compare(first: Tensor, second: Tensor) -> dict[str, Similarity]:
     """Return similarities of clients: A's; of each half, their mean; across halves; of the sums of both halves."""
     halves = [cosine_similarity(half) for half in (first, second)]
-    across = cosines(first, second)
+    across = compute_cosines(first, second)
     across = (across + across.T) / 2
     np.fill_diagonal(across, 1.0)
     compared = halves[0], (halves[0] + halves[1]) / 2, across, cosine_similarity(first + second)

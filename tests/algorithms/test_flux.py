@@ -10,7 +10,7 @@ import torch
 
 from fedclade import FLUX, Adversary, ConfigError, LocalTraining, simulate
 from fedclade.algorithms import DescriptorQuery, without_labels
-from fedclade.clustering.descriptors import DescriptorSpace, apart, epsilon_by_knee, knee
+from fedclade.clustering.descriptors import DescriptorSpace, choose_epsilon_by_knee, compute_point_distances, find_knee
 from fedclade.core import Round, UpdateError
 from tests.reference.fedavg import as_numpy
 from tests.reference.flux import flux, kneedle, scaled
@@ -64,18 +64,18 @@ def test_equals_the_authors_steps_round_by_round(seed, th_round, latest, known, 
 def test_the_knee_is_that_of_kneedle(seed):
     draw = np.random.default_rng(seed)
     values = np.sort(draw.exponential(size=draw.integers(3, 25)) ** draw.integers(1, 4))
-    assert knee(values) == kneedle(values)
+    assert find_knee(values) == kneedle(values)
 
 
 def test_where_the_curve_has_no_knee_nobody_is_alone():
-    assert knee(np.array([1.0, 1.0, 1.0])) is None
-    assert knee(np.array([0.0, 1.0])) is None
+    assert find_knee(np.array([1.0, 1.0, 1.0])) is None
+    assert find_knee(np.array([0.0, 1.0])) is None
     line = np.arange(6.0)
-    assert knee(line) is None
-    assert knee(np.array([1.0, 1.1, 1.2, 1.3, 5.0, 5.0])) == 3
-    assert knee(np.array([0.0, 2.5, 5.0, 5.0])) == 3  # no fall beyond a step, but below the line after the dip
+    assert find_knee(line) is None
+    assert find_knee(np.array([1.0, 1.1, 1.2, 1.3, 5.0, 5.0])) == 3
+    assert find_knee(np.array([0.0, 2.5, 5.0, 5.0])) == 3  # no fall beyond a step, but below the line after the dip
     points = np.array([[0.0], [1.0], [3.0], [4.0]])
-    assert epsilon_by_knee(apart(points)) == 1.0
+    assert choose_epsilon_by_knee(compute_point_distances(points)) == 1.0
 
 
 def test_blocks_are_scaled_over_all_clients_and_components_together():

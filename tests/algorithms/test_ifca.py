@@ -12,7 +12,7 @@ import torch
 
 from fedclade import IFCA, ConfigError, LocalTraining, simulate
 from fedclade.channel import Channel, OpposingUpdates
-from fedclade.clustering.routing import estimate_by_loss, to_lowest_loss
+from fedclade.clustering.routing import assign_to_lowest_loss, estimate_by_loss
 from fedclade.core.queries import Evaluation, Round
 from tests.reference.fedavg import as_numpy
 from tests.reference.ifca import iterative_federated_clustering, risk
@@ -82,7 +82,7 @@ def test_the_estimate_is_the_lowest_loss_on_training_data():
     federation, start = world(), models(3)
     clients, _ = simulated(federation, linear())
     tree = IFCA(clusters=3).init(start, clients).tree
-    chosen, mean = to_lowest_loss(tree, [4, 1, 7], clients)
+    chosen, mean = assign_to_lowest_loss(tree, [4, 1, 7], clients)
     losses = {i: [risk(as_numpy(model), i, federation, linear())[0] for model in start] for i in (4, 1, 7)}
     assert {client: chosen.leaf_of[client] for client in losses} == {
         i: 1 + int(np.argmin(each)) for i, each in losses.items()
@@ -94,7 +94,7 @@ def test_the_estimate_is_the_lowest_loss_on_training_data():
 def test_a_loss_that_is_no_number_is_the_highest():
     clients = choosers()
     tree = IFCA().init(torch.tensor([[float("nan")], [10.0]]), clients).tree
-    assert set(to_lowest_loss(tree, range(4), clients)[0].leaf_of.values()) == {2}
+    assert set(assign_to_lowest_loss(tree, range(4), clients)[0].leaf_of.values()) == {2}
 
 
 def test_a_cluster_moves_by_its_share_of_the_cohort_with_gradients():
@@ -144,7 +144,7 @@ def test_restarts_go_on_with_the_set_of_lowest_loss_as_if_there_were_no_other():
     together = play(IFCA(clusters=3, restarts=3, restart_rounds=2), clients, sets.view(9, -1), 5, spec=SPEC, seed=4)
     alone = [play(IFCA(clusters=3), clients, each, 5, spec=SPEC, seed=4) for each in sets]
     (chosen,) = [event for event in together.logs[2].events if event.kind == "restart"]
-    losses = [to_lowest_loss(played.states[2].tree, range(8), clients)[1] for played in alone]
+    losses = [assign_to_lowest_loss(played.states[2].tree, range(8), clients)[1] for played in alone]
     # The estimate of round 3 is made at the models of round 2, before anybody has changed cluster.
     assert details(chosen)["losses"] == pytest.approx(losses)
     best = int(np.argmin(losses))
@@ -191,7 +191,7 @@ def test_during_restarts_the_state_shows_the_set_with_the_lowest_loss():
     clients, _ = simulated(world(), linear())
     sets = torch.stack([models(2, seed) for seed in range(3)])
     played = play(IFCA(restarts=3, restart_rounds=9), clients, sets.view(6, -1), 2, spec=SPEC)
-    losses = [to_lowest_loss(IFCA().init(each, clients).tree, range(8), clients)[1] for each in sets]
+    losses = [assign_to_lowest_loss(IFCA().init(each, clients).tree, range(8), clients)[1] for each in sets]
     best = int(np.argmin(losses))
     alone = play(IFCA(), clients, sets[best], 1, spec=SPEC)
     assert all(

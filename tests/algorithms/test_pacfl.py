@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedclade import PACFL, Adversary, ConfigError, FedAvg, LocalTraining, Oracle, load_federation, simulate
 from fedclade.algorithms import SubspaceQuery
-from fedclade.clustering.similarity import angles, nearest_vectors
+from fedclade.clustering.similarity import compute_angles, compute_nearest_angles
 from fedclade.data.federation import ClientData, Federation, Pool
 from fedclade.report.curves import Merges, clustering_step, dendrogram_picture
 from fedclade.report.run_view import RunView
@@ -139,8 +139,8 @@ def test_a_label_that_a_client_lacks_does_not_count_in_the_distance_of_the_code(
     vectors[0, 0, :, 0] = torch.tensor([1.0, 0.0])
     vectors[0, 1, :, 0] = torch.tensor([0.0, 1.0])
     vectors[1, 0, :, 0] = torch.tensor([-0.5, -(0.75**0.5)])
-    assert nearest_vectors(vectors)[0, 1] == pytest.approx(30, abs=1e-4)
-    assert nearest_vectors(vectors)[1, 0] == pytest.approx(30, abs=1e-4)
+    assert compute_nearest_angles(vectors)[0, 1] == pytest.approx(30, abs=1e-4)
+    assert compute_nearest_angles(vectors)[1, 0] == pytest.approx(30, abs=1e-4)
 
 
 def test_the_number_of_clusters_is_found():
@@ -189,7 +189,7 @@ def test_labels_that_one_of_two_lacks_count_as_90_degrees_and_those_that_both_la
     vectors[1, 0, :, 0] = torch.tensor([0.5, 0.75**0.5])
     vectors[1, 1, :, 0] = torch.tensor([0.0, 1.0])
     for angle in ("smallest", "same_place"):
-        assert angles(vectors, angle)[0, 1] == pytest.approx((60 + 90) / 2, abs=1e-4)
+        assert compute_angles(vectors, angle)[0, 1] == pytest.approx((60 + 90) / 2, abs=1e-4)
 
 
 @given(st.integers(0, 2**31), st.integers(1, 4))
@@ -199,8 +199,8 @@ def test_signs_of_vectors_mean_nothing_and_angles_lie_between_0_and_90(seed, p):
     vectors = torch.linalg.qr(torch.randn(3, 2, 6, p, generator=draw))[0]
     signs = torch.randint(0, 2, (3, 2, 1, p), generator=draw) * 2.0 - 1
     for angle in ("smallest", "same_place"):
-        plain = angles(vectors, angle)
-        np.testing.assert_allclose(angles(vectors * signs, angle), plain, atol=1e-4)
+        plain = compute_angles(vectors, angle)
+        np.testing.assert_allclose(compute_angles(vectors * signs, angle), plain, atol=1e-4)
         assert plain.min() >= 0
         assert plain.max() <= 90
 
@@ -359,9 +359,9 @@ def test_vectors_that_both_clients_lack_do_not_count():
     vectors[0, 0, 0, 0] = vectors[0, 0, 2, 1] = 1
     vectors[1, 0, [0, 1], 0] = torch.stack([turn[0].cos(), turn[0].sin()])
     vectors[1, 0, [2, 3], 1] = torch.stack([turn[1].cos(), turn[1].sin()])
-    assert angles(vectors, "same_place")[0, 1] == pytest.approx(45.0, abs=1e-4)
+    assert compute_angles(vectors, "same_place")[0, 1] == pytest.approx(45.0, abs=1e-4)
     vectors[0, 1, 0, 0] = 1
-    assert angles(vectors, "same_place")[0, 1] == pytest.approx((45 + 90) / 2, abs=1e-4)
+    assert compute_angles(vectors, "same_place")[0, 1] == pytest.approx((45 + 90) / 2, abs=1e-4)
 
 
 def per_label(**options) -> PACFL:

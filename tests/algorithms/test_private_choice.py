@@ -9,7 +9,7 @@ from fedclade import ConfigError, LocalTraining, Run, RunInterrupted, simulate
 from fedclade.algorithms import PrivateChoice
 from fedclade.channel import CentralPrivacy
 from fedclade.channel.retry import Faults
-from fedclade.clustering.sampling import cell_points, centres_of_cells, directions
+from fedclade.clustering.sampling import draw_cell_points, find_cell_centres, find_directions
 from fedclade.core import Cells, Joined, Moments, Round, rng
 from fedclade.runs import Backend
 from fedclade.tasks.metrics import cluster_scores
@@ -72,12 +72,12 @@ def test_centres_come_from_sums_alone(noise):
         sums = question.answered(u).sum(0)
         return sums + noise * torch.randn(len(sums), generator=draw, dtype=torch.float64)
 
-    basis = directions(total(Moments(0, 20)), 20, 4)
+    basis = find_directions(total(Moments(0, 20)), 20, 4)
     torch.testing.assert_close(basis.T @ basis, torch.eye(4, dtype=torch.float64))
-    points = cell_points(32, 4, rng.generator(0, "cells"))
+    points = draw_cell_points(32, 4, rng.generator(0, "cells"))
     torch.testing.assert_close(points.norm(dim=1), torch.ones(32, dtype=torch.float64))
     cells = Cells(0, 20, basis, points)
-    centres = centres_of_cells(total(cells), 32, 4, noise, rng.generator(0, "centres"))
+    centres = find_cell_centres(total(cells), 32, 4, noise, rng.generator(0, "centres"))
     found = (cells.directions(u) @ centres.T).argmax(1)
     scores = cluster_scores(dict(enumerate(found.tolist())), dict(enumerate(truth.tolist())))
     assert scores["ari"] > 0.99
@@ -85,8 +85,8 @@ def test_centres_come_from_sums_alone(noise):
 
 def test_under_very_much_noise_there_are_still_as_many_centres():
     u, _ = mixture(2)
-    cells = Cells(0, 20, torch.eye(20, 4, dtype=torch.float64), cell_points(8, 4, rng.generator(0, "cells")))
-    found = centres_of_cells(cells.answered(u).sum(0), 8, 4, 1e6, rng.generator(0, "centres"))
+    cells = Cells(0, 20, torch.eye(20, 4, dtype=torch.float64), draw_cell_points(8, 4, rng.generator(0, "cells")))
+    found = find_cell_centres(cells.answered(u).sum(0), 8, 4, 1e6, rng.generator(0, "centres"))
     assert found.shape == (4, 4)
     assert found.isfinite().all()
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from fedclade.algorithms.rcfl.replicate_test import cluster_by_halves
-from fedclade.clustering import Replicates, find_clusters, gain
+from fedclade.clustering import Replicates, compute_gain, find_clusters
 from fedclade.core import Updates
 
 TRUTH = np.repeat([0, 1, 2], 12)
@@ -36,7 +36,7 @@ def test_right_clusters_are_parted_further_by_chance_alone_seldom():
         updates = federation(seed)
         assert updates.parts is not None
         alone = find_clusters(Replicates(*updates.parts.unbind(1)))
-        by_gain += alone.labels.max() > 2 and alone.gain > gain(alone.similarity, TRUTH, alone.noise, alone.own)
+        by_gain += alone.labels.max() > 2 and alone.gain > compute_gain(alone.similarity, TRUTH, alone.noise, alone.own)
         by_check += found(updates, TRUTH, seed).max() > 2
     assert by_gain >= FEDERATIONS // 8  # there is something to withstand
     assert by_check <= FEDERATIONS // 8

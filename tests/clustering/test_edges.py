@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.cluster.hierarchy import linkage
 
-from fedclade.clustering.spanning_tree import Edges, Forest, in_order, merges_of
+from fedclade.clustering.spanning_tree import Edges, Forest, build_merges, order_points
 
 
 def edges(*some: tuple[int, int, float]) -> Edges:
@@ -34,10 +34,10 @@ def test_the_tree_of_some_at_a_time_is_that_of_all(most):
 
 def test_merges_are_those_of_scipy():
     pairs = all_pairs(20, seed=1)
-    np.testing.assert_allclose(merges_of(pairs.spanning(20)), linkage(pairs.apart, "single"))
+    np.testing.assert_allclose(build_merges(pairs.spanning(20)), linkage(pairs.apart, "single"))
 
 
 def test_the_largest_gap_between_two_points_in_order_is_the_height_at_which_they_merge():
     """Of edges 0-2 (1), 1-3 (2) and 2-3 (3) the ways to 0 have the longest edges 3, 1 and 3."""
-    order, gaps = in_order(merges_of(edges((0, 2, 1.0), (1, 3, 2.0), (2, 3, 3.0))))
+    order, gaps = order_points(build_merges(edges((0, 2, 1.0), (1, 3, 2.0), (2, 3, 3.0))))
     assert (order.tolist(), gaps.tolist()) == ([0, 2, 1, 3], [1.0, 3.0, 2.0])

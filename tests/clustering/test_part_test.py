@@ -10,20 +10,20 @@ import torch
 
 from fedclade.clustering import (
     PartFinding,
-    client_similarity,
+    average_client_similarity,
+    build_views,
+    choose_part_count,
+    compute_gain_by_parts,
+    compute_lowest_p_value,
+    compute_part_similarity,
+    estimate_gammas,
+    estimate_noise,
     find_by_parts,
-    gain_by_parts,
-    gammas_of,
+    is_same_partition,
     linkage,
-    lowest_p_value,
-    noise_of,
-    part_similarity,
-    parts_for,
-    same_partition,
-    views_of,
 )
 from fedclade.clustering.linkage import Dendrograms
-from fedclade.clustering.part_test import improved
+from fedclade.clustering.part_test import improve_partition
 from tests.reference import part_test as written_out
 
 
@@ -38,28 +38,28 @@ def parts_of(truth: list[int], parts: int, noise: float, seed: int, heavy: bool 
 
 def found(signatures: torch.Tensor, level: float, seed: int = 0) -> PartFinding:
     """Find clusters as rcfl does."""
-    draw, cosines, parts = np.random.default_rng(seed), part_similarity(signatures), signatures.shape[1]
+    draw, cosines, parts = np.random.default_rng(seed), compute_part_similarity(signatures), signatures.shape[1]
     return find_by_parts(cosines, parts, level, draw, max(level, 0.01))
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_similarity_prunings_and_statistic_are_as_written_out(seed):
-    cosines = part_similarity(parts_of([0, 0, 0, 1, 1, 2], 3, 2.0, seed))
-    similar = client_similarity(cosines, 3)
+    cosines = compute_part_similarity(parts_of([0, 0, 0, 1, 1, 2], 3, 2.0, seed))
+    similar = average_client_similarity(cosines, 3)
     np.testing.assert_allclose(similar, written_out.similarity(cosines, 3), atol=1e-12)
     trees = Dendrograms(np.stack([similar, similar[::-1, ::-1]]))
     np.testing.assert_allclose(trees.steepest(), written_out.steepest(similar), atol=1e-9)
     one = written_out.worth(similar, [list(range(6))])
     for cost in (0.0, 0.05, 0.3, 2.0):
         labels = trees.labels(cost)
-        gained = gain_by_parts(similar, labels, cost) * 6 + one - cost  # of k clusters at k costs
+        gained = compute_gain_by_parts(similar, labels, cost) * 6 + one - cost  # of k clusters at k costs
         assert gained == pytest.approx(written_out.best(similar, cost))
 
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("cost", [0.0, 0.1, 0.4])
 def test_single_clients_move_until_no_move_makes_the_partition_worth_more(seed, cost):
-    similar = client_similarity(part_similarity(parts_of([0, 0, 0, 0, 1, 1, 1, 2, 2], 3, 3.0, seed)), 3)
+    similar = average_client_similarity(compute_part_similarity(parts_of([0, 0, 0, 0, 1, 1, 1, 2, 2], 3, 3.0, seed)), 3)
 
     def worth(labels) -> float:
         clusters = [np.flatnonzero(labels == k).tolist() for k in np.unique(labels)]
@@ -67,7 +67,7 @@ def test_single_clients_move_until_no_move_makes_the_partition_worth_more(seed, 
 
     start = np.random.default_rng(seed).integers(0, 3, 9)
     _, start = np.unique(start, return_inverse=True)
-    labels = improved(similar, start, cost)
+    labels = improve_partition(similar, start, cost)
     assert worth(labels) >= worth(start)
     for client in range(9):
         for cluster in np.unique(labels):
@@ -82,48 +82,53 @@ def test_a_client_that_linkage_put_into_the_wrong_branch_moves():
     similar[:3, :3] = similar[3:, 3:] = 0.5
     similar[5, 0] = similar[0, 5] = 0.8
     wrong = np.array([0, 0, 0, 1, 1, 0])
-    assert improved(similar, wrong, 0.1).tolist() == [0, 0, 0, 1, 1, 1]
+    assert improve_partition(similar, wrong, 0.1).tolist() == [0, 0, 0, 1, 1, 1]
     assert wrong.tolist() == [0, 0, 0, 1, 1, 0], "what was given stays as it was"
 
 
 def test_dendrograms_made_together_are_those_made_one_by_one(monkeypatch):
-    similar = np.stack([client_similarity(part_similarity(parts_of([0] * 9, 2, 1.0, seed)), 2) for seed in range(20)])
+    similar = np.stack(
+        [average_client_similarity(compute_part_similarity(parts_of([0] * 9, 2, 1.0, seed)), 2) for seed in range(20)]
+    )
     together = Dendrograms(similar)
     monkeypatch.setattr(linkage, "MERGED_TOGETHER", 0)
     one_by_one = Dendrograms(similar)
     np.testing.assert_allclose(together.steepest(), one_by_one.steepest(), atol=1e-12)
-    assert same_partition(together.labels(0.3), one_by_one.labels(0.3))
+    assert is_same_partition(together.labels(0.3), one_by_one.labels(0.3))
 
 
 def test_cosines_are_of_unit_vectors_without_those_of_a_part_with_itself():
     signatures = parts_of([0, 1], 2, 1.0, 0)
     flat = torch.nn.functional.normalize(signatures.flatten(0, 1), dim=1)
     expected = (flat @ flat.T).fill_diagonal_(0).numpy()
-    np.testing.assert_allclose(part_similarity(signatures), expected, atol=1e-12)
-    assert (part_similarity(torch.zeros(3, 2, 4)) == 0).all()
+    np.testing.assert_allclose(compute_part_similarity(signatures), expected, atol=1e-12)
+    assert (compute_part_similarity(torch.zeros(3, 2, 4)) == 0).all()
 
 
 def test_the_second_view_scales_principal_coordinates_as_written_out():
     signatures = parts_of([0, 0, 1, 1, 2], 3, 2.0, 0)
-    cosines = part_similarity(signatures)
-    plain, evened = views_of(cosines)
+    cosines = compute_part_similarity(signatures)
+    plain, evened = build_views(cosines)
     assert plain is cosines
     np.testing.assert_allclose(evened, written_out.evened(signatures.flatten(0, 1).numpy()), atol=1e-9)
 
 
 def test_views_do_not_hang_on_whose_a_part_is():
-    cosines, order = part_similarity(parts_of([0, 0, 1, 1], 4, 1.0, 0)), np.random.default_rng(0).permutation(16)
-    views = views_of(cosines)
+    cosines, order = (
+        compute_part_similarity(parts_of([0, 0, 1, 1], 4, 1.0, 0)),
+        np.random.default_rng(0).permutation(16),
+    )
+    views = build_views(cosines)
     assert len(views) == 2
-    for view, shuffled in zip(views, views_of(cosines[np.ix_(order, order)]), strict=True):
+    for view, shuffled in zip(views, build_views(cosines[np.ix_(order, order)]), strict=True):
         np.testing.assert_allclose(shuffled, view[np.ix_(order, order)], atol=1e-9)
 
 
 def test_parts_beside_those_that_the_views_are_made_from_are_seen_alike():
-    cosines = part_similarity(parts_of([0, 0, 1, 1], 4, 1.0, 0))
-    views = views_of(cosines)
+    cosines = compute_part_similarity(parts_of([0, 0, 1, 1], 4, 1.0, 0))
+    views = build_views(cosines)
     assert len(views) == 2
-    for view, rows in zip(views, views_of(cosines, (cosines + np.eye(16))[:3]), strict=True):
+    for view, rows in zip(views, build_views(cosines, (cosines + np.eye(16))[:3]), strict=True):
         scale = rows[:, 5:] / view[:3, 5:]
         np.testing.assert_allclose(scale, np.repeat(scale[:, :1], 11, axis=1), rtol=1e-6)
 
@@ -142,14 +147,14 @@ def test_clusters_that_strong_noise_in_a_few_directions_hides_are_found():
         means, noise = 0.8 * draw.normal(size=(2, 200)), draw.normal(size=(8, 6, 200))
         shared = draw.normal(size=(8, 6, 2)) @ directions
         finding = found(torch.from_numpy(means[truth][:, None] + noise + shared), 0.005)
-        right.append(finding.view == 1 and same_partition(finding.labels, np.array(truth)))
+        right.append(finding.view == 1 and is_same_partition(finding.labels, np.array(truth)))
     assert sum(right) >= 3
 
 
 def test_clusters_that_gain_less_than_noise_are_left_together(monkeypatch):
     signatures = parts_of([0, 0, 0, 1, 1, 1], 4, 0.8, 0)
     assert found(signatures, 0.01).labels.any()
-    monkeypatch.setattr("fedclade.clustering.part_test.noise_of", lambda similarity, parts: 100.0)
+    monkeypatch.setattr("fedclade.clustering.part_test.estimate_noise", lambda similarity, parts: 100.0)
     finding = found(signatures, 0.01)
     assert finding.p_value <= 0.01
     assert not finding.labels.any()
@@ -172,7 +177,7 @@ def test_clusters_of_few_clients_and_single_clients_are_found(truth, parts):
     findings = [found(parts_of(truth, parts, 0.8, seed), 0.0017) for seed in range(3)]
     assert all(finding.p_value <= 0.0017 and finding.strength > 1 for finding in findings)
     # Inside of clusters that were found, one test in a hundred parts clients for nothing.
-    assert sum(same_partition(finding.labels, np.array(truth)) for finding in findings) >= 2
+    assert sum(is_same_partition(finding.labels, np.array(truth)) for finding in findings) >= 2
 
 
 @pytest.mark.parametrize(
@@ -191,7 +196,7 @@ def test_power_falls_as_noise_grows():
     power = [
         np.mean(
             [
-                same_partition(found(parts_of(truth, 4, noise, seed), 0.002).labels, np.array(truth))
+                is_same_partition(found(parts_of(truth, 4, noise, seed), 0.002).labels, np.array(truth))
                 for seed in range(1, 7)
             ]
         )
@@ -205,13 +210,13 @@ def test_power_falls_as_noise_grows():
 def test_of_many_clients_some_are_tested_and_the_others_join_them(monkeypatch):
     monkeypatch.setattr("fedclade.clustering.part_test.LARGEST_TESTED", 16)
     truth = [0, 1, 2] * 20
-    assert same_partition(found(parts_of(truth, 2, 0.6, 0), 0.01).labels, np.array(truth))
+    assert is_same_partition(found(parts_of(truth, 2, 0.6, 0), 0.01).labels, np.array(truth))
 
 
 def test_the_order_of_clients_changes_nothing_but_the_order():
     signatures, order = parts_of([0, 0, 0, 1, 1, 1, 2, 2], 3, 0.8, 1), [5, 2, 7, 0, 1, 6, 3, 4]
     one, other = found(signatures, 0.01), found(signatures[order], 0.01)
-    assert same_partition(one.labels[order], other.labels)
+    assert is_same_partition(one.labels[order], other.labels)
 
 
 def test_rounding_changes_neither_the_clusters_nor_their_order():
@@ -249,16 +254,16 @@ def test_rounding_changes_neither_the_clusters_nor_their_order():
     ],
 )
 def test_parts_are_the_fewest_that_tell_one_client_and_more_where_data_are_plenty(clients, examples, parts):
-    assert parts_for(clients, examples, 0.01, 10) == parts
+    assert choose_part_count(clients, examples, 0.01, 10) == parts
 
 
 def test_the_lowest_p_value_is_one_over_the_ways_to_part_equally():
-    assert lowest_p_value(2, 2) == pytest.approx(2 / math.comb(4, 2))
-    assert lowest_p_value(3, 2) == pytest.approx(1 / math.comb(6, 2))
+    assert compute_lowest_p_value(2, 2) == pytest.approx(2 / math.comb(4, 2))
+    assert compute_lowest_p_value(3, 2) == pytest.approx(1 / math.comb(6, 2))
 
 
 def test_a_level_that_no_shuffles_resolve_is_reached_by_nothing_and_takes_no_time():
-    assert lowest_p_value(40, 4) == pytest.approx(1e-6)
+    assert compute_lowest_p_value(40, 4) == pytest.approx(1e-6)
     signatures = parts_of([0, 0, 0, 1, 1, 1], 4, 0.5, seed=0)
     assert found(signatures, 0.001).labels.any()
     assert not found(signatures, 1e-12).labels.any()
@@ -270,6 +275,6 @@ def test_noise_and_gamma_are_those_of_whole_updates():
     mean[..., 0] = 1
     draw = torch.Generator().manual_seed(0)
     signatures = mean + math.sqrt(4 * 0.25 / 3000) * torch.randn(mean.shape, generator=draw, dtype=torch.float64)
-    similarity = client_similarity(part_similarity(signatures), 4)
-    assert np.median(gammas_of(similarity, 4)) == pytest.approx(0.5, rel=0.05)
-    assert noise_of(similarity, 4) == pytest.approx((1 - 1 / 2) / 4, rel=0.05)
+    similarity = average_client_similarity(compute_part_similarity(signatures), 4)
+    assert np.median(estimate_gammas(similarity, 4)) == pytest.approx(0.5, rel=0.05)
+    assert estimate_noise(similarity, 4) == pytest.approx((1 - 1 / 2) / 4, rel=0.05)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedclade.clustering.similarity import cosine_similarity
-from fedclade.clustering.split_half import Replicates, find_clusters, gain, same_partition
+from fedclade.clustering.split_half import Replicates, compute_gain, find_clusters, is_same_partition
 
 STUDIES = Path(__file__).parents[2] / "studies"
 TRUTH = np.arange(12) % 3
@@ -38,17 +38,17 @@ def test_two_halves_and_average_linkage_are_the_librarys_way(ways, noise):
     usual = find_clusters(Replicates(*halves))
     alike = [cosine_similarity(half) for half in halves]
     found = ways.found_on(alike, ways.noise_of(halves), lambda half: ways.partitions(half, "average"))
-    assert same_partition(found.labels, usual.labels)
+    assert is_same_partition(found.labels, usual.labels)
     assert (found.gain, found.noise) == pytest.approx((usual.gain, usual.noise))
     labels, p_value = ways.each_way(halves, np.random.default_rng(0))
-    assert same_partition(labels, usual.labels)
+    assert is_same_partition(labels, usual.labels)
     assert p_value == pytest.approx(usual.p_value(ways.COARSE, np.random.default_rng(0)), abs=0.05)
 
 
 @pytest.mark.parametrize("m", [3, 4])
 def test_more_parts_find_clusters_and_part_nobody_without(ways, m):
     labels, p_value = ways.each_way(parts_of(m, 0.5), np.random.default_rng(0))
-    assert same_partition(labels, TRUTH)
+    assert is_same_partition(labels, TRUTH)
     assert p_value < 0.005
     alone = [torch.randn(12, 60, generator=torch.Generator().manual_seed(k)) for k in range(m)]
     assert ways.each_way(alone, np.random.default_rng(0))[1] > 0.05
@@ -62,7 +62,7 @@ def test_the_gain_of_more_parts_is_judged_on_the_mean_of_the_others_in_every_ord
     shuffled = [each[np.ix_(order, order)] for each, order in zip(alike, orders, strict=True)]
     for k in range(12):
         one_way = [
-            gain(
+            compute_gain(
                 np.mean([shuffled[other] for other in range(3) if other != part], axis=0),
                 cuts[part][k][orders[part]],
                 0.3,
@@ -77,7 +77,7 @@ def test_nested_splits_stop_where_too_few_clients_are_left_to_tell_from_chance(w
     halves = parts_of(2, 0.2)
     alike, noise = [cosine_similarity(half) for half in halves], ways.noise_of(halves)
     at = {level: ways.nested(alike, noise, level, np.random.default_rng(0)) for level in (0.05, 0.005)}
-    assert same_partition(at[0.05], TRUTH)
+    assert is_same_partition(at[0.05], TRUTH)
     assert at[0.005].max() == 1
 
 

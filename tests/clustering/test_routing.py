@@ -20,7 +20,7 @@ from fedclade import (
     Scaffold,
     UpdateError,
 )
-from fedclade.clustering.routing import Assignment, Step, by_loss, least_similarity, route
+from fedclade.clustering.routing import Assignment, Step, assign_by_loss, find_least_similarity, route
 from fedclade.core.queries import Evaluation, Round, Split
 from fedclade.core.tree import Node, ParameterTree
 from tests.tiny import ScriptedClients, SpyClients
@@ -78,7 +78,7 @@ PAIR = [[1.0, 0.0], [1.0, 1.0]]
 )
 def test_a_newcomer_fits_down_to_half_of_the_lower_end_of_the_range(cached, least):
     branch = Node(1, 0, tuple(range(len(cached))), torch.zeros(2), cached=torch.tensor(cached))
-    assert least_similarity(branch) == pytest.approx(least, abs=1e-6)
+    assert find_least_similarity(branch) == pytest.approx(least, abs=1e-6)
 
 
 def test_who_fits_nowhere_comes_to_a_leaf_all_the_same_and_it_is_told_what_fits():
@@ -107,7 +107,7 @@ class Judges(ScriptedClients):
 def lowest_loss(losses: Mapping[float, float], clusters=((0,), (1,), (2,))) -> Assignment:
     models = torch.arange(1.0, len(clusters) + 1).view(-1, 1).expand(-1, 2)
     tree = ParameterTree.star(clusters, models)
-    (found,) = by_loss(tree, [7], Judges({7: [0.0, 0.0]}, losses=losses))
+    (found,) = assign_by_loss(tree, [7], Judges({7: [0.0, 0.0]}, losses=losses))
     return found
 
 

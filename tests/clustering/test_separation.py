@@ -11,9 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedclade import ConfigError
-from fedclade.clustering.separation import gamma_bound, highest_cross, lowest_intra, noise_cosine, separation_gap
+from fedclade.clustering.separation import (
+    bound_cross_similarity,
+    bound_intra_similarity,
+    gamma_bound,
+    noise_cosine,
+    separation_gap,
+)
 from fedclade.clustering.similarity import cosine_similarity
-from fedclade.clustering.spanning_tree import optimal_bipartition
+from fedclade.clustering.spanning_tree import find_optimal_bipartition
 from tests.reference.separation import bound_of_eq_19, bound_of_eq_21
 
 
@@ -23,8 +29,8 @@ def test_bounds_with_unequal_noise_are_the_theorems_letters(k, seed, largest):
     draw = np.random.default_rng(seed)
     truth = [*range(k), *draw.integers(k, size=4).tolist()]
     gammas = draw.uniform(0, largest, len(truth)).tolist()
-    assert highest_cross(gammas, truth) == pytest.approx(bound_of_eq_19(gammas, truth), abs=1e-12)
-    assert lowest_intra(gammas, truth) == pytest.approx(bound_of_eq_21(gammas, truth), abs=1e-12)
+    assert bound_cross_similarity(gammas, truth) == pytest.approx(bound_of_eq_19(gammas, truth), abs=1e-12)
+    assert bound_intra_similarity(gammas, truth) == pytest.approx(bound_of_eq_21(gammas, truth), abs=1e-12)
 
 
 @given(st.integers(2, 5), st.integers(2, 40), st.integers(0, 10_000), st.floats(0.01, 0.95))
@@ -42,8 +48,11 @@ def test_no_drawn_gradients_break_the_bounds(k, d, seed, largest):
     gradients = means[truth] + noise
     gammas = np.linalg.norm(noise, axis=1) / np.linalg.norm(means[truth], axis=1)  # eq. 16
     alpha = cosine_similarity(torch.from_numpy(gradients))
-    split = optimal_bipartition(alpha, range(3 * k))
-    cross, intra = highest_cross(gammas.tolist(), truth.tolist()), lowest_intra(gammas.tolist(), truth.tolist())
+    split = find_optimal_bipartition(alpha, range(3 * k))
+    cross, intra = (
+        bound_cross_similarity(gammas.tolist(), truth.tolist()),
+        bound_intra_similarity(gammas.tolist(), truth.tolist()),
+    )
     gap = separation_gap(alpha, truth.tolist(), split.alpha_cross_max)
     assert split.alpha_cross_max <= cross + 1e-9
     assert gap + split.alpha_cross_max >= intra - 1e-9
@@ -54,15 +63,15 @@ def test_no_drawn_gradients_break_the_bounds(k, d, seed, largest):
 
 
 def test_bounds_by_hand():
-    assert highest_cross([0.0] * 2, [0, 1]) == pytest.approx(-1)  # two gradients that sum to zero
-    assert highest_cross([0.0] * 3, [0, 1, 2]) == pytest.approx(0, abs=1e-15)  # cos(π/2)
-    assert highest_cross([0.9] * 3, [0, 1, 2]) == 1.0
+    assert bound_cross_similarity([0.0] * 2, [0, 1]) == pytest.approx(-1)  # two gradients that sum to zero
+    assert bound_cross_similarity([0.0] * 3, [0, 1, 2]) == pytest.approx(0, abs=1e-15)  # cos(π/2)
+    assert bound_cross_similarity([0.9] * 3, [0, 1, 2]) == 1.0
     # Eq. 22 for k = 2: −H, with H = 1 − 2γ² for equal γ.
-    assert highest_cross([0.5] * 2, [0, 1]) == pytest.approx(-(1 - 2 * 0.25))
-    assert highest_cross([0.6, 0.8], [0, 1]) == pytest.approx(0.6 * 0.8 - 0.8 * 0.6)
-    assert lowest_intra([0.5, 0.5], [0, 0]) == pytest.approx(0.5)
-    assert lowest_intra([0.9, 0.0, 0.6], [0, 0, 1]) == pytest.approx(math.sqrt(1 - 0.81))
-    assert lowest_intra([0.9, 0.5], [0, 1]) == 1.0, "nobody shares a distribution"
+    assert bound_cross_similarity([0.5] * 2, [0, 1]) == pytest.approx(-(1 - 2 * 0.25))
+    assert bound_cross_similarity([0.6, 0.8], [0, 1]) == pytest.approx(0.6 * 0.8 - 0.8 * 0.6)
+    assert bound_intra_similarity([0.5, 0.5], [0, 0]) == pytest.approx(0.5)
+    assert bound_intra_similarity([0.9, 0.0, 0.6], [0, 0, 1]) == pytest.approx(math.sqrt(1 - 0.81))
+    assert bound_intra_similarity([0.9, 0.5], [0, 1]) == 1.0, "nobody shares a distribution"
     assert noise_cosine(0.6, [0.8, 0.0]).tolist() == pytest.approx([-0.6 * 0.8 + 0.8 * 0.6, 0.8])
 
 
@@ -77,7 +86,7 @@ def test_bounds_by_hand():
 )
 def test_what_the_theorem_says_nothing_of_is_refused(gammas, truth, text):
     with pytest.raises(ConfigError, match=text):
-        highest_cross(gammas, truth)
+        bound_cross_similarity(gammas, truth)
 
 
 def test_a_split_can_be_right_without_a_gap():
@@ -85,7 +94,7 @@ def test_a_split_can_be_right_without_a_gap():
     turn = math.radians(40)
     fan = [[math.cos(angle), math.sin(angle), 0.0] for angle in (turn, 0.0, -turn)]
     alpha = cosine_similarity(torch.tensor([*fan, [0.5, 0.0, math.sqrt(0.75)]], dtype=torch.float64))
-    split = optimal_bipartition(alpha, range(4))
+    split = find_optimal_bipartition(alpha, range(4))
     assert {split.first, split.second} == {(0, 1, 2), (3,)}
     assert separation_gap(alpha, [0, 0, 0, 1], split.alpha_cross_max) == pytest.approx(math.cos(2 * turn) - 0.5)
     assert math.cos(2 * turn) < 0.5

@@ -6,8 +6,8 @@ import torch
 from scipy.spatial.distance import pdist, squareform
 
 from fedclade import ConfigError
-from fedclade.clustering import part_similarity, single_linkage
-from fedclade.clustering.similarity import METRICS, are_signs, cosine_similarity, cosines, distances
+from fedclade.clustering import compute_part_similarity, single_linkage
+from fedclade.clustering.similarity import METRICS, are_signs, compute_cosines, compute_distances, cosine_similarity
 
 
 def in_float64(signatures: torch.Tensor) -> np.ndarray:
@@ -52,7 +52,7 @@ def test_lengths_do_not_matter():
 @pytest.mark.parametrize(("n", "size"), [(2, 1), (7, 40), (5, 256), (6, 1000)])
 def test_distances_equal_the_definitions_in_float64(metric, name, n, size):
     signatures = torch.randn(n, size, generator=torch.Generator().manual_seed(n))
-    found = distances(signatures, metric)
+    found = compute_distances(signatures, metric)
     assert found.dtype == np.float64
     np.testing.assert_allclose(found, pdist(signatures.double().numpy(), name), rtol=1e-5, atol=1e-6)
 
@@ -63,34 +63,34 @@ def test_equal_rows_are_at_distance_0_to_the_end_even_far_from_the_origin(metric
     row = 1.0 + torch.rand(100_000, generator=torch.Generator().manual_seed(0))
     other = row.clone()
     other[:50_000] *= 1.01
-    apart = squareform(distances(torch.stack([row, other, row, row]), metric))
+    apart = squareform(compute_distances(torch.stack([row, other, row, row]), metric))
     assert (apart[np.ix_([0, 2, 3], [0, 2, 3])] == 0).all()
     assert (apart[1, [0, 2, 3]] > 0).all()
 
 
 def test_a_row_of_zeros_is_at_cosine_distance_1():
-    assert distances(torch.tensor([[0.0, 0.0], [1.0, 0.0], [-2.0, 0.0]]), "cosine").tolist() == [1, 1, 2]
+    assert compute_distances(torch.tensor([[0.0, 0.0], [1.0, 0.0], [-2.0, 0.0]]), "cosine").tolist() == [1, 1, 2]
 
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_one_row_has_no_distances(metric):
-    assert distances(torch.ones(1, 300), metric).shape == (0,)
+    assert compute_distances(torch.ones(1, 300), metric).shape == (0,)
 
 
 def test_an_unknown_metric_suggests_the_nearest():
     with pytest.raises(ConfigError, match=r"unknown metric 'cosin'; did you mean 'cosine'\? \(known: cosine, l1, l2\)"):
-        distances(torch.ones(2, 2), "cosin")
+        compute_distances(torch.ones(2, 2), "cosin")
 
 
 def test_cosines_of_some_to_others_are_those_of_all():
     rows = torch.randn(7, 30, generator=torch.Generator().manual_seed(0))
-    np.testing.assert_allclose(cosines(rows[:3], rows[3:]), cosine_similarity(rows)[:3, 3:], atol=1e-6)
+    np.testing.assert_allclose(compute_cosines(rows[:3], rows[3:]), cosine_similarity(rows)[:3, 3:], atol=1e-6)
 
 
 def test_a_row_of_zeros_has_cosine_0_to_all():
     zeros = torch.tensor([[0.0, 0.0]])
-    assert cosines(zeros, torch.tensor([[1.0, 0.0], [0.0, 0.0]])).tolist() == [[0.0, 0.0]]
-    assert cosines(torch.tensor([[3.0, 0.0]]), zeros).tolist() == [[0.0]]
+    assert compute_cosines(zeros, torch.tensor([[1.0, 0.0], [0.0, 0.0]])).tolist() == [[0.0, 0.0]]
+    assert compute_cosines(torch.tensor([[3.0, 0.0]]), zeros).tolist() == [[0.0]]
 
 
 def test_cosines_of_updates_are_estimated_from_their_signs():
@@ -98,9 +98,9 @@ def test_cosines_of_updates_are_estimated_from_their_signs():
     signs = torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, -1.0], [-1.0, -1.0, -1.0, -1.0]])
     expected = np.array([[1.0, 0.5**0.5, -1.0], [0.5**0.5, 1.0, -(0.5**0.5)], [-1.0, -(0.5**0.5), 1.0]])
     np.testing.assert_allclose(cosine_similarity(signs), expected, atol=1e-7)
-    np.testing.assert_allclose(cosines(signs, signs), expected, atol=1e-7)
-    np.testing.assert_allclose(part_similarity(signs[:, None]) + np.eye(3), expected, atol=1e-6)
-    np.testing.assert_allclose(distances(signs, "cosine"), 1 - squareform(expected - np.eye(3)), atol=1e-6)
+    np.testing.assert_allclose(compute_cosines(signs, signs), expected, atol=1e-7)
+    np.testing.assert_allclose(compute_part_similarity(signs[:, None]) + np.eye(3), expected, atol=1e-6)
+    np.testing.assert_allclose(compute_distances(signs, "cosine"), 1 - squareform(expected - np.eye(3)), atol=1e-6)
     np.testing.assert_allclose(single_linkage(signs, "cosine")[0, 2], 1 - 0.5**0.5, atol=1e-6)
 
 

@@ -12,7 +12,13 @@ from fedclade import ConfigError, UpdateError
 from fedclade.clustering import spanning_tree
 from fedclade.clustering.linkage import cut
 from fedclade.clustering.similarity import METRICS, cosine_similarity
-from fedclade.clustering.spanning_tree import Edges, Points, bipartition_by_tree, optimal_bipartition, single_linkage
+from fedclade.clustering.spanning_tree import (
+    Edges,
+    Points,
+    find_bipartition_by_tree,
+    find_optimal_bipartition,
+    single_linkage,
+)
 
 NAMES = {"l1": "cityblock", "l2": "euclidean", "cosine": "cosine"}
 SIZES = [(40, 30), (64, 64), (97, 500)]
@@ -75,7 +81,7 @@ def test_the_bipartition_is_that_of_the_matrix(m, seed, sizes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(spanning_tree.BLOCK, "cpu", sizes[0])
         patch.setattr(spanning_tree, "SAMPLE", sizes[1])
-        found, expected = bipartition_by_tree(rows, ids), optimal_bipartition(cosine_similarity(rows), ids)
+        found, expected = find_bipartition_by_tree(rows, ids), find_optimal_bipartition(cosine_similarity(rows), ids)
     assert found.alpha_cross_max == pytest.approx(expected.alpha_cross_max, abs=1e-6)
     heights = linkage(pdist(rows.double().numpy(), "cosine"), "single")[:, 2]
     if m == 2 or heights[-1] - heights[-2] > 1e-5:
@@ -174,4 +180,4 @@ def test_an_unknown_metric_suggests_the_nearest():
 
 def test_a_single_client_cannot_be_split():
     with pytest.raises(UpdateError, match="a bi-partition needs at least 2 clients, got 1"):
-        bipartition_by_tree(torch.ones(1, 2), [4])
+        find_bipartition_by_tree(torch.ones(1, 2), [4])

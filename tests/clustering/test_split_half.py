@@ -8,7 +8,7 @@ import torch
 
 from fedclade.clustering import split_half as replication
 from fedclade.clustering.similarity import cosine_similarity
-from fedclade.clustering.split_half import Replicates, find_clusters, gain
+from fedclade.clustering.split_half import Replicates, compute_gain, find_clusters
 from tests.reference import replication as written_out
 
 
@@ -31,7 +31,7 @@ def grouped(truth: list[int], dim: int = 60) -> torch.Tensor:
 
 
 def same_partition(one, other) -> bool:
-    return replication.same_partition(np.asarray(one), np.asarray(other))
+    return replication.is_same_partition(np.asarray(one), np.asarray(other))
 
 
 def p_value_of(finding, level: float) -> float:
@@ -46,13 +46,13 @@ def test_the_gain_is_the_one_of_the_formula(seed):
     np.fill_diagonal(similarity, 1.0)
     labels = np.unique(draw.integers(0, 4, 9), return_inverse=True)[1]
     clusters = [np.flatnonzero(labels == label).tolist() for label in set(labels)]
-    assert gain(similarity, labels, 0.3) == pytest.approx(written_out.gain(similarity, clusters, 0.3))
+    assert compute_gain(similarity, labels, 0.3) == pytest.approx(written_out.gain(similarity, clusters, 0.3))
 
 
 def test_one_cluster_gains_nothing_and_neither_do_clients_by_themselves():
     similarity = cosine_similarity(torch.randn(5, 8, generator=torch.Generator().manual_seed(0)))
-    assert gain(similarity, np.zeros(5, dtype=np.int64), 0.3) == pytest.approx(0)
-    assert gain(similarity, np.arange(5), 0.3) == pytest.approx(-4 * 0.3 / 5)
+    assert compute_gain(similarity, np.zeros(5, dtype=np.int64), 0.3) == pytest.approx(0)
+    assert compute_gain(similarity, np.arange(5), 0.3) == pytest.approx(-4 * 0.3 / 5)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedclade.clustering.spanning_tree import Bipartition, optimal_bipartition
+from fedclade.clustering.spanning_tree import Bipartition, find_optimal_bipartition
 from fedclade.core.errors import UpdateError
 from tests.reference import bipartition as reference
 
@@ -66,14 +66,14 @@ def parts(found: Bipartition) -> set[frozenset[int]]:
 @given(matrices())
 def test_reaches_the_same_alpha_cross_max_as_algorithm_1(alpha):
     """Eq. 25, ties included."""
-    found = optimal_bipartition(alpha, range(len(alpha)))
+    found = find_optimal_bipartition(alpha, range(len(alpha)))
     assert found.alpha_cross_max == reference.alpha_cross_max(alpha, *reference.bipartition(alpha))
 
 
 @given(matrices())
 def test_alpha_cross_max_is_that_of_the_returned_clusters(alpha):
     """Eq. 17: the number belongs to the partition."""
-    found = optimal_bipartition(alpha, range(len(alpha)))
+    found = find_optimal_bipartition(alpha, range(len(alpha)))
     assert found.alpha_cross_max == alpha[np.ix_(found.first, found.second)].max()
 
 
@@ -81,7 +81,7 @@ def test_alpha_cross_max_is_that_of_the_returned_clusters(alpha):
 def test_both_are_the_minimum_over_all_bipartitions(alpha):
     """Eq. 25 by trying every bi-partition."""
     best, optimal = brute_force(alpha)
-    assert optimal_bipartition(alpha, range(len(alpha))).alpha_cross_max == best
+    assert find_optimal_bipartition(alpha, range(len(alpha))).alpha_cross_max == best
     assert set(reference.bipartition(alpha)) in optimal
 
 
@@ -89,7 +89,7 @@ def test_both_are_the_minimum_over_all_bipartitions(alpha):
 def test_the_partition_is_one_of_the_optimal_ones_and_algorithm_1s_where_it_is_unique(alpha):
     """Eq. 25; by brute force, whether only one bi-partition is optimal."""
     _, optimal = brute_force(alpha)
-    found = parts(optimal_bipartition(alpha, range(len(alpha))))
+    found = parts(find_optimal_bipartition(alpha, range(len(alpha))))
     assert found in optimal
     if len(optimal) == 1:
         assert found == set(reference.bipartition(alpha))
@@ -99,22 +99,25 @@ def test_the_partition_is_one_of_the_optimal_ones_and_algorithm_1s_where_it_is_u
 def test_does_not_depend_on_the_order_of_the_clients(alpha, random):
     ids = random.sample(range(100), len(alpha))
     order = random.sample(range(len(alpha)), len(alpha))
-    shuffled = optimal_bipartition(alpha[np.ix_(order, order)], [ids[k] for k in order])
-    assert shuffled == optimal_bipartition(alpha, ids)
+    shuffled = find_optimal_bipartition(alpha[np.ix_(order, order)], [ids[k] for k in order])
+    assert shuffled == find_optimal_bipartition(alpha, ids)
 
 
 @given(matrices())
 def test_depends_on_the_order_of_the_similarities_only(alpha):
     """Algorithm 1 line 3 sorts: any strictly increasing transform of α gives the same clusters."""
     ranks = np.unique(alpha, return_inverse=True)[1].reshape(alpha.shape).astype(np.float64)
-    found, by_rank = optimal_bipartition(alpha, range(len(alpha))), optimal_bipartition(ranks, range(len(alpha)))
+    found, by_rank = (
+        find_optimal_bipartition(alpha, range(len(alpha))),
+        find_optimal_bipartition(ranks, range(len(alpha))),
+    )
     assert (by_rank.first, by_rank.second) == (found.first, found.second)
 
 
 @given(matrices(), st.randoms(use_true_random=False))
 def test_covers_every_client_exactly_once_in_canonical_order(alpha, random):
     ids = random.sample(range(100), len(alpha))
-    found = optimal_bipartition(alpha, ids)
+    found = find_optimal_bipartition(alpha, ids)
     assert sorted(found.first + found.second) == sorted(ids)
     assert list(found.first) == sorted(found.first)
     assert list(found.second) == sorted(found.second)
@@ -125,22 +128,22 @@ def test_covers_every_client_exactly_once_in_canonical_order(alpha, random):
 def test_two_clients_are_parted_even_if_they_agree_fully():
     """Algorithm 1 with |C| = 2 from the start."""
     alpha = np.ones((2, 2))
-    assert optimal_bipartition(alpha, (7, 3)) == Bipartition((3,), (7,), 1.0)
+    assert find_optimal_bipartition(alpha, (7, 3)) == Bipartition((3,), (7,), 1.0)
     assert reference.bipartition(alpha) == ({0}, {1})
 
 
 def test_splits_where_complete_linkage_would_not():
     """A chain 0-1-2-3 hangs together by its links; only the client far from all of them is cut off."""
     alpha = symmetric(np.array([0.9, 0.0, -0.9, 0.1, 0.9, 0.0, 0.1, 0.9, 0.1, 0.1]), 5)
-    assert optimal_bipartition(alpha, range(5)) == Bipartition((0, 1, 2, 3), (4,), 0.1)
+    assert find_optimal_bipartition(alpha, range(5)) == Bipartition((0, 1, 2, 3), (4,), 0.1)
 
 
 def test_a_single_client_cannot_be_split():
     with pytest.raises(UpdateError, match="a bi-partition needs at least 2 clients, got 1"):
-        optimal_bipartition(np.ones((1, 1)), [4])
+        find_optimal_bipartition(np.ones((1, 1)), [4])
 
 
 def test_similarities_that_are_not_finite_are_refused():
     alpha = np.array([[1.0, np.nan], [np.nan, 1.0]])
     with pytest.raises(UpdateError, match="similarities should be finite, got 2 that are not"):
-        optimal_bipartition(alpha, [0, 1])
+        find_optimal_bipartition(alpha, [0, 1])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from fedclade.clustering import Assignment, SplitCriteria, route, to_root, walk_down
+from fedclade.clustering import Assignment, SplitCriteria, assign_to_root, route, walk_down
 from fedclade.core import (
     KEEPS_NONE,
     OWN,
@@ -424,7 +424,7 @@ class OwnModels(Algorithm[OwnS]):
         self, tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round
     ) -> Sequence[Assignment]:
         """Give newcomers the root's model; the other models are other clients' own."""
-        return to_root(ids)
+        return assign_to_root(ids)
 
 
 class OneCohort(Algorithm[S]):

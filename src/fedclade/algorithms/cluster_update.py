@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from fedclade.algorithms.base import RoundLog, State
-from fedclade.clustering import Merges, SplitCriteria, cut, placed, where_to_cut
+from fedclade.clustering import Merges, SplitCriteria, choose_cut, cut, place_in_branches
 from fedclade.core import (
     Clients,
     Clustered,
@@ -226,7 +226,7 @@ def place_stragglers(tree: ParameterTree, parts: Sequence[ClusterUpdate]) -> tup
     events: list[Event] = []
     for cluster in parts:
         if cluster.waits:
-            tree, joined = placed(tree, cluster.node, cluster.updates)
+            tree, joined = place_in_branches(tree, cluster.node, cluster.updates)
             events += [Joined(node, tuple(clients)) for node, clients in joined.items()]
     return tree, events
 
@@ -278,7 +278,7 @@ def merged(
     metric, linkage
         How it was made, for the event.
     threshold, n_clusters
-        Where to cut it; see :func:`fedclade.clustering.where_to_cut`.
+        Where to cut it; see :func:`fedclade.clustering.choose_cut`.
 
     Returns
     -------
@@ -286,7 +286,7 @@ def merged(
         The members of each cluster, the largest first; the height of the cut, None if nothing is
         cut; and the event.
     """
-    count, height = where_to_cut(merges[:, 2], threshold, n_clusters)
+    count, height = choose_cut(merges[:, 2], threshold, n_clusters)
     labels = cut(merges, count)
     clusters: list[list[int]] = []
     for label in range(count):

@@ -45,7 +45,7 @@ from torch import Tensor
 
 from fedclade.algorithms.base import Algorithm, RoundLog, State
 from fedclade.algorithms.cluster_update import by_cluster, log_of
-from fedclade.clustering import to_lowest_loss
+from fedclade.clustering import assign_to_lowest_loss
 from fedclade.core import (
     Buffered,
     Clients,
@@ -283,7 +283,7 @@ class FedBuff(Algorithm[FedBuffState]):
         state, events = super().join(state, ids, clients, this_round)
         leaves = {leaf.id for leaf in state.tree.leaves}
         lost = [client for client in ids if state.tree.leaf_of[client] not in leaves]
-        tree = to_lowest_loss(state.tree, lost, clients)[0] if lost else state.tree
+        tree = assign_to_lowest_loss(state.tree, lost, clients)[0] if lost else state.tree
         found = [(client, tree.leaf_of[client]) for client in lost]
         events += [Joined(node, (client,)) for client, node in found if node in leaves]
         return replace(state, tree=tree), events

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fedclade.algorithms.base import OneCohort, RoundLog, State
 from fedclade.algorithms.cluster_update import by_cluster, log_of, membership_events
-from fedclade.clustering import agglomerate, cut, distances
+from fedclade.clustering import agglomerate, compute_distances, cut
 from fedclade.core import Clients, ParameterTree, Round, TooFew, Updates, centre_of, checked, require
 
 
@@ -66,7 +66,7 @@ class FeSEM(OneCohort[State]):
         centres = torch.stack([leaf.params for leaf in tree.leaves])
         D = updates.n_parameters
         if not any(leaf.members for leaf in tree.leaves):
-            merges = agglomerate(distances(local[:, :D], "l2"), "ward")
+            merges = agglomerate(compute_distances(local[:, :D], "l2"), "ward")
             labels = torch.from_numpy(cut(merges, min(self.clusters, len(local))))
             centres = _means(local, updates, labels, centres)
         # E-step; exact distances, not those of a matrix product, which forgets small ones.

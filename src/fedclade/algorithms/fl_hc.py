@@ -39,7 +39,7 @@ the local training has ``reshuffle = false``.
 
 **Threshold.** The paper tries several thresholds T and reports the best. Without one, T is where
 the merge heights have their largest relative gap, if that is wider than chance makes it:
-:func:`~fedclade.clustering.n_clusters_by_gap`.
+:func:`~fedclade.clustering.count_clusters_by_gap`.
 
 **Many clients.** Single linkage of many thousands of clients is found by a minimum spanning tree,
 which is the same. The other linkages need the distance of every pair: with ``sample``, this number
@@ -83,10 +83,10 @@ from fedclade.clustering import (
     MOST_PAIRED,
     Merges,
     agglomerate,
-    centroid_linkage,
-    distances,
+    assign_to_nearest_mean,
+    compute_distances,
+    merge_by_centroids,
     single_linkage,
-    to_nearest_mean,
 )
 from fedclade.core import (
     Clients,
@@ -343,7 +343,7 @@ class FLHC(Algorithm[FLHCState]):
         for label, cluster in enumerate(clusters_of_drawn):
             label_of |= dict.fromkeys(cluster, label)
         labels_of_drawn = np.array([label_of[client] for client in drawn_ids])
-        labels = to_nearest_mean(vectors, drawn, labels_of_drawn, self.metric)
+        labels = assign_to_nearest_mean(vectors, drawn, labels_of_drawn, self.metric)
         clusters: list[list[int]] = []
         for label in range(len(clusters_of_drawn)):
             places = np.flatnonzero(labels == label).tolist()
@@ -354,8 +354,8 @@ class FLHC(Algorithm[FLHCState]):
     def _link(self, vectors: Tensor) -> Merges:
         """Merge clients by their vectors ``[m, R]`` until one cluster is left."""
         if self.linkage == CENTROID:
-            return centroid_linkage(vectors, self.metric)
-        return agglomerate(distances(vectors, self.metric), self.linkage)
+            return merge_by_centroids(vectors, self.metric)
+        return agglomerate(compute_distances(vectors, self.metric), self.linkage)
 
     def _cut(self, ids: Sequence[int], merges: Merges) -> tuple[list[list[int]], float | None, Clustered]:
         """Cut a dendrogram of clients at ``threshold``, or into ``n_clusters`` clusters."""

@@ -44,12 +44,12 @@ from fedclade.clustering import (
     Assignment,
     DescriptorSpace,
     agglomerate,
-    apart,
-    described,
-    epsilon_by_knee,
+    assign_to_nearest_descriptor,
+    assign_to_root,
+    choose_epsilon_by_knee,
+    compute_point_distances,
     k_means,
-    to_nearest_descriptor,
-    to_root,
+    require_descriptors,
 )
 from fedclade.core import (
     IGNORED,
@@ -402,13 +402,13 @@ class FLUX(Algorithm[FLUXState]):
     ) -> Sequence[Assignment]:
         """Assign newcomers to the cluster of the nearest mean, by descriptors that need no labels."""
         if not (leaves := _clusters(tree)):
-            return to_root(ids)
+            return assign_to_root(ids)
         count = int(tree.nodes[0].criteria["components"])
         model, seed = tree.nodes[0].params, self._draw(this_round)
         found = clients.ask(DescriptorQuery(ids, model, seed, count, per_label=False))
         members = {leaf.id: _descriptors(leaf, count) for leaf in leaves}
         space = DescriptorSpace.of(torch.cat([*members.values()]))
-        return to_nearest_descriptor(tree, described(ids, found), members, space)
+        return assign_to_nearest_descriptor(tree, require_descriptors(ids, found), members, space)
 
     def _draw(self, this_round: Round) -> int:
         """Return the number of the draw of the components' directions."""
@@ -443,8 +443,8 @@ class FLUX(Algorithm[FLUXState]):
         elif len(ids) < 2:
             found = [ids]
         else:
-            distances = apart(points)
-            epsilon = self.eps_scaling * epsilon_by_knee(distances)
+            distances = compute_point_distances(points)
+            epsilon = self.eps_scaling * choose_epsilon_by_knee(distances)
             how = "descriptor", "single", epsilon, None
             found, _, event = merged(ids, agglomerate(distances, "single"), *how)
             criteria["epsilon"] = epsilon
@@ -529,7 +529,7 @@ def without_labels(
         If a newcomer, or no member at all, replies.
     """
     if len(tree.nodes) == 1:
-        return to_root(ids)
+        return assign_to_root(ids)
     model, there = tree.nodes[0].model, set(members.ids)
     rows: dict[int, Tensor] = {}
     for leaf in tree.leaves:
@@ -544,4 +544,4 @@ def without_labels(
         raise UpdateError("no member of the run describes its data, so no newcomer can be assigned; assign by labels")
     found = newcomers.ask(DescriptorQuery(ids, model, seed, per_label=False))
     space = DescriptorSpace.of(torch.cat([*rows.values()]))
-    return to_nearest_descriptor(tree, described(ids, found), rows, space)
+    return assign_to_nearest_descriptor(tree, require_descriptors(ids, found), rows, space)

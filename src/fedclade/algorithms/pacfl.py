@@ -28,10 +28,10 @@ Where paper and official code leave a choice, this file makes it:
 - The paper and the code tune the threshold by hand for each data set and distance: 4.9° in the script for two labels
   of CIFAR-10, 42° for MIX-4, 3.5° if none is given. None of these suits another distance or data set, so there is no
   default in degrees. Without a threshold, clusters are cut at the largest gap between merges, or not at all:
-  :func:`~fedclade.clustering.n_clusters_by_gap`, which looks at the merges alone, whatever the distance.
+  :func:`~fedclade.clustering.count_clusters_by_gap`, which looks at the merges alone, whatever the distance.
 - Before, up to a share ``set_apart`` of the clients that are far from all others become clusters of their own, of which
   the paper knows nothing: one client that sends random vectors would make the largest gap, and so join all others
-  (:func:`~fedclade.clustering.far_groups`).
+  (:func:`~fedclade.clustering.find_far_groups`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from fedclade.algorithms.cluster_update import (
     move_clusters,
     train_clusters,
 )
-from fedclade.clustering import agglomerate, angles, far_groups, nearest_vectors
+from fedclade.clustering import agglomerate, compute_angles, compute_nearest_angles, find_far_groups
 from fedclade.core import (
     Clients,
     ConfigError,
@@ -286,7 +286,7 @@ class PACFL(Algorithm[State]):
         if len(ids) < needed:
             return tree, [Postponed(0, len(ids), needed)]
         apart = self._distances(vectors)
-        far = far_groups(apart, self._most_apart(len(ids)))
+        far = find_far_groups(apart, self._most_apart(len(ids)))
         alone = {place for group in far for place in group.places}
         rest = [place for place in range(len(ids)) if place not in alone]
         merges = agglomerate(scipy.spatial.distance.squareform(apart[np.ix_(rest, rest)], checks=False), "average")
@@ -329,7 +329,7 @@ class PACFL(Algorithm[State]):
 
     def _distances(self, vectors: Tensor) -> NDArray[np.float64]:
         """Return the distance between every two clients in degrees, ``[n, n]``, from their vectors ``[n, L, d, p]``."""
-        return nearest_vectors(vectors) if self.distance == "code" else angles(vectors, self.angle)
+        return compute_nearest_angles(vectors) if self.distance == "code" else compute_angles(vectors, self.angle)
 
     def _vectors_of(self, ids: Sequence[int], clients: Clients) -> tuple[list[int], Tensor]:
         """Return the clients that send their vectors, and these, ``[m, L, d, p]``."""

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from fedclade.algorithms.base import Algorithm, RoundLog, State, never_clusters
 from fedclade.algorithms.cluster_update import log_of, move_clusters, train_clusters
-from fedclade.clustering import cell_points, centres_of_cells, directions
+from fedclade.clustering import draw_cell_points, find_cell_centres, find_directions
 from fedclade.core import (
     Cells,
     Choice,
@@ -149,12 +149,12 @@ class PrivateChoice(Algorithm[PrivateChoiceState]):
         found = asked(Moments(seed, self.sketch))
         if found.sums is None or len(found.ids) < k:
             return state, RoundLog({}, {}, events=(Postponed(0, len(found.ids), k),), phase="cluster")
-        basis = directions(found.sums.groups[0], self.sketch, k)
-        points = cell_points(self.cells, k, rng.generator(seed, "cells", here.number))
+        basis = find_directions(found.sums.groups[0], self.sketch, k)
+        points = draw_cell_points(self.cells, k, rng.generator(seed, "cells", here.number))
         cells = asked(Cells(seed, self.sketch, basis, points)).sums
         if cells is None:
             return state, RoundLog({}, {}, events=(Postponed(0, 0, k),), phase="cluster")
-        centres = centres_of_cells(cells.groups[0], self.cells, k, cells.noise, here.generator("centres"))
+        centres = find_cell_centres(cells.groups[0], self.cells, k, cells.noise, here.generator("centres"))
         told = asked(Choice(seed, self.sketch, basis, centres))
         tree, event = _chosen(state.tree, told, k, here.number)
         return PrivateChoiceState(tree, chosen=True), RoundLog({}, {}, events=(event,), phase="cluster")

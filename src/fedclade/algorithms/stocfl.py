@@ -36,7 +36,15 @@ from torch import Tensor
 
 from fedclade.algorithms.base import OneCohort, RoundLog, State
 from fedclade.algorithms.cluster_update import ClusterUpdate, by_cluster, log_of, membership_events, move_clusters
-from fedclade.clustering import Assignment, Step, all_of, are_signs, cosine_similarity, cosines, to_root
+from fedclade.clustering import (
+    Assignment,
+    Step,
+    are_signs,
+    assign_to_root,
+    compute_cosines,
+    cosine_similarity,
+    require_updates,
+)
 from fedclade.core import (
     BESIDE,
     LARGEST,
@@ -124,11 +132,11 @@ class StoCFL(OneCohort[State]):
         """Let newcomers join the cluster with the nearest mean Ψ, if it is near enough; the others are the root's."""
         leaves = _clusters(tree)
         if not leaves:
-            return to_root(ids)
-        updates = all_of(ids, self._observed(ids, tree, clients, this_round))
+            return assign_to_root(ids)
+        updates = require_updates(ids, self._observed(ids, tree, clients, this_round))
         means = torch.stack([_psi(leaf).mean(0) for leaf in leaves])
         found: list[Assignment] = []
-        for client, alpha in zip(updates.ids, cosines(updates.signatures, means).tolist(), strict=True):
+        for client, alpha in zip(updates.ids, compute_cosines(updates.signatures, means).tolist(), strict=True):
             scores = {leaf.id: cosine for leaf, cosine in zip(leaves, alpha, strict=True)}
             step = Step(0, "similarity", scores, max(scores, key=scores.__getitem__), fits=True)
             near = step.score >= self.tau

@@ -63,12 +63,12 @@ def _centred(numbers: Points, reach: float) -> Points:
     return blocks
 
 
-def apart(points: Points) -> Distances:
+def compute_point_distances(points: Points) -> Distances:
     """Return the Euclidean distances of all pairs of n points, as SciPy lists them."""
     return np.asarray(scipy.spatial.distance.pdist(points), dtype=np.float64)
 
 
-def epsilon_by_knee(distances: Distances) -> float:
+def choose_epsilon_by_knee(distances: Distances) -> float:
     """Return the distance at the knee of the distances of points to their nearest, given those of all pairs.
 
     Where there is no knee, none of them stands out, and it is the largest.
@@ -76,11 +76,11 @@ def epsilon_by_knee(distances: Distances) -> float:
     others = scipy.spatial.distance.squareform(distances)
     np.fill_diagonal(others, np.inf)
     nearest = np.sort(others.min(1))
-    place = knee(nearest)
+    place = find_knee(nearest)
     return float(nearest[-1 if place is None else place])
 
 
-def knee(values: NDArray[np.float64]) -> int | None:
+def find_knee(values: NDArray[np.float64]) -> int | None:
     """Return where ascending values begin to rise steeply (Satopaa et al. 2011, Kneedle, sensitivity 1); None: nowhere.
 
     From the top: the last peak of how far the curve has fallen, beyond a straight line, when it is left by more than
@@ -103,14 +103,14 @@ def knee(values: NDArray[np.float64]) -> int | None:
     return None
 
 
-def described(ids: Sequence[int], found: Tensor) -> dict[int, Tensor]:
+def require_descriptors(ids: Sequence[int], found: Tensor) -> dict[int, Tensor]:
     """Return the descriptors of newcomers, by client; an UpdateError if one did not send any."""
     if absent := [client for client, row in zip(ids, found, strict=True) if not row.any()]:
         raise UpdateError(f"a newcomer without a descriptor cannot be assigned: {absent}; take it out")
     return dict(zip(ids, found, strict=True))
 
 
-def to_nearest_descriptor(
+def assign_to_nearest_descriptor(
     tree: ParameterTree, newcomers: Mapping[int, Tensor], members: Mapping[int, Tensor], space: DescriptorSpace
 ) -> list[Assignment]:
     """Assign newcomers to the leaf whose members' mean is nearest to them, by descriptors without labels.

@@ -30,7 +30,7 @@ class FarGroup:
     usual: float
 
 
-def far_groups(apart: NDArray[np.float64], most: int, method: str = "average") -> list[FarGroup]:
+def find_far_groups(apart: NDArray[np.float64], most: int, method: str = "average") -> list[FarGroup]:
     """Return groups of together at most ``most`` clients that are far from all others, by distances ``[n, n]``.
 
     Clients are merged, the nearest first. While the last merge joins a small group to the rest, at more than
@@ -46,7 +46,7 @@ def far_groups(apart: NDArray[np.float64], most: int, method: str = "average") -
         small, rest = _last_merged(merges)
         if len(small) > most:
             break
-        usual = usual_distance(inside[np.ix_(rest, rest)])
+        usual = compute_usual_distance(inside[np.ix_(rest, rest)])
         distance = float(merges[-1, 2])
         if not distance > FARTHER * usual > 0:
             break
@@ -55,7 +55,7 @@ def far_groups(apart: NDArray[np.float64], most: int, method: str = "average") -
     return groups
 
 
-def usual_distance(apart: NDArray[np.float64]) -> float:
+def compute_usual_distance(apart: NDArray[np.float64]) -> float:
     """Return the median over n clients, at least two, of the quantile of each one's distances to the others."""
     others = apart[~np.eye(len(apart), dtype=bool)].reshape(len(apart), -1)
     return float(np.median(np.quantile(others, USUAL, axis=1, method="lower")))

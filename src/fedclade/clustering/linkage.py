@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.clustering.similarity import Distances, Labels, cosines, distances
+from fedclade.clustering.similarity import Distances, Labels, compute_cosines, compute_distances
 from fedclade.core import ConfigError, UpdateError, unknown
 
 Merges = NDArray[np.float64]
@@ -20,7 +20,7 @@ LINKAGES = ("single", "complete", "average", "ward")
 """Linkages that need the distances of all pairs of clients, and nothing else of them."""
 
 CENTROID = "centroid"
-"""Linkage by the distance of the clusters' means, see :func:`centroid_linkage`."""
+"""Linkage by the distance of the clusters' means, see :func:`merge_by_centroids`."""
 
 
 def agglomerate(apart: Distances, method: str) -> Merges:
@@ -55,7 +55,7 @@ def agglomerate(apart: Distances, method: str) -> Merges:
     return scipy.cluster.hierarchy.linkage(apart, method=method) if len(apart) else np.empty((0, 4))
 
 
-def centroid_linkage(vectors: Tensor, metric: str) -> Merges:
+def merge_by_centroids(vectors: Tensor, metric: str) -> Merges:
     """Merge clients, then clusters, the two whose means are nearest first, until one cluster is left.
 
     "Average linkage averages the samples within each cluster and compares distances based on these averages" (Briggs et
@@ -84,7 +84,7 @@ def centroid_linkage(vectors: Tensor, metric: str) -> Merges:
     m = len(vectors)
     if m < 2:
         return np.empty((0, 4))
-    apart = scipy.spatial.distance.squareform(distances(vectors, metric), checks=False)
+    apart = scipy.spatial.distance.squareform(compute_distances(vectors, metric), checks=False)
     np.fill_diagonal(apart, np.inf)
     means = vectors.double().clone()
     number, size = np.arange(m), np.ones(m, dtype=np.int64)
@@ -113,7 +113,7 @@ def centroid_linkage(vectors: Tensor, metric: str) -> Merges:
 def _distances_to(mean: Tensor, others: Tensor, metric: str) -> Distances:
     """Return the distance of a mean ``[R]`` to each of k others ``[k, R]``, float64 ``[k]``."""
     if metric == "cosine":
-        return 1.0 - cosines(mean[None], others)[0]
+        return 1.0 - compute_cosines(mean[None], others)[0]
     p = 1.0 if metric == "l1" else 2.0
     apart = torch.cdist(mean[None], others, p=p, compute_mode="donot_use_mm_for_euclid_dist")
     return apart[0].cpu().numpy()
@@ -134,7 +134,7 @@ def cut(merges: Merges, n_clusters: int) -> Labels:
     return np.argsort(np.lexsort((first, -sizes)))[inverse]
 
 
-def largest_gap(heights: NDArray[np.float64]) -> int:
+def find_largest_gap(heights: NDArray[np.float64]) -> int:
     """Return how many clusters a cut leaves at the largest relative gap between the heights of two merges, ``[m-1]``.
 
     From 2 to m/2, as two clients that happen to be alike make no cluster; 1 if there are fewer than four clients. Where
@@ -151,7 +151,7 @@ def largest_gap(heights: NDArray[np.float64]) -> int:
     return int(numbers[np.argmax(gaps)])
 
 
-def n_clusters_by_gap(heights: NDArray[np.float64]) -> int:
+def count_clusters_by_gap(heights: NDArray[np.float64]) -> int:
     """Return how many clusters the heights of the merges speak for: cut at their largest relative gap, or not at all.
 
     Clusters show as a gap between the heights at which their members merge and those at which they do themselves. But
@@ -160,7 +160,7 @@ def n_clusters_by_gap(heights: NDArray[np.float64]) -> int:
     for few. (Mojena's rule of 1977 cuts above the mean height plus a multiple of s; this one counts from the highest.)
     """
     heights = _never_falling(heights)
-    n_clusters = largest_gap(heights)
+    n_clusters = find_largest_gap(heights)
     if n_clusters == 1:
         return 1
     first_above = len(heights) + 1 - n_clusters
@@ -169,7 +169,7 @@ def n_clusters_by_gap(heights: NDArray[np.float64]) -> int:
     return n_clusters if heights[first_above] - noise[-1] > bound else 1
 
 
-def cut_height(heights: NDArray[np.float64], n_clusters: int) -> float | None:
+def find_cut_height(heights: NDArray[np.float64], n_clusters: int) -> float | None:
     """Return the height halfway between the merges that a cut keeps and those that it undoes; None without such."""
     if n_clusters == 1:
         return None
@@ -183,7 +183,7 @@ def _never_falling(heights: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.maximum.accumulate(heights)
 
 
-def where_to_cut(
+def choose_cut(
     heights: NDArray[np.float64], threshold: float | str | None, n_clusters: int | None
 ) -> tuple[int, float | None]:
     """Return the number of clusters, and the height of the cut; None where nothing is cut.
@@ -195,8 +195,8 @@ def where_to_cut(
         above = np.flatnonzero(heights > threshold)
         merges = int(above[0]) if len(above) else len(heights)
         return 1 + len(heights) - merges, threshold
-    n_clusters = n_clusters or n_clusters_by_gap(heights)
-    return n_clusters, cut_height(heights, n_clusters)
+    n_clusters = n_clusters or count_clusters_by_gap(heights)
+    return n_clusters, find_cut_height(heights, n_clusters)
 
 
 # Many dendrograms of average linkage at once, and their best prunings.

@@ -14,7 +14,7 @@ for every cluster, is found from the leaves up, since the worth of a partition i
 and two halves that do are told from chance alike, as it is the gain per cluster. The p-value is the share of shuffles,
 the true order among them, in which Λ is as large; linkage and pruning are made anew in each of them.
 
-*The views.* All of this is done in two views of the parts (:func:`~fedclade.clustering.part_similarity.views_of`), each
+*The views.* All of this is done in two views of the parts (:func:`~fedclade.clustering.part_similarity.build_views`), each
 at half the level: by their cosines, and with the directions evened out in which they vary most.
 
 *The cut.* Where a test rejects that there is one cluster, the dendrogram is pruned at the cost that is exceeded in one
@@ -33,7 +33,7 @@ import numpy as np
 from torch import Tensor
 
 from fedclade.clustering.linkage import Dendrograms, Matrix
-from fedclade.clustering.similarity import Labels, are_signs, from_signs, numbered
+from fedclade.clustering.similarity import Labels, are_signs, convert_sign_cosines, number_clusters
 
 # How alike clients are by the updates of parts of their data, and what it is worth to part the
 # clients.
@@ -51,18 +51,18 @@ NOTHING = 1e-6
 """Of the largest variance: directions with less are those of rounding."""
 
 
-def part_similarity(signatures: Tensor) -> Matrix:
+def compute_part_similarity(signatures: Tensor) -> Matrix:
     """Return the cosines of all parts ``[n·r, n·r]`` of signatures ``[n, r, R]``, with zeros on the diagonal."""
     flat = signatures.flatten(0, 1)
     unit = flat / flat.norm(dim=1, keepdim=True).clamp(min=1e-30)
     cosines = (unit @ unit.T).double().cpu().numpy()
     if are_signs(flat):
-        cosines = from_signs(cosines)
+        cosines = convert_sign_cosines(cosines)
     np.fill_diagonal(cosines, 0.0)
     return cosines
 
 
-def client_similarity(cosines: Matrix, parts: int) -> Matrix:
+def average_client_similarity(cosines: Matrix, parts: int) -> Matrix:
     """Return the mean cosine of two clients' parts ``[..., n, n]``; on the diagonal, of a client's different ones."""
     *some, size, _ = cosines.shape
     n = size // parts
@@ -72,7 +72,7 @@ def client_similarity(cosines: Matrix, parts: int) -> Matrix:
     return mean
 
 
-def worth_of(similarity: Matrix, labels: Labels) -> float:
+def compute_worth(similarity: Matrix, labels: Labels) -> float:
     """Return what a partition ``[n]`` is worth: |c| times the mean similarity of its pairs, over its clusters."""
     found = 0.0
     for cluster in np.unique(labels):
@@ -83,7 +83,7 @@ def worth_of(similarity: Matrix, labels: Labels) -> float:
     return found
 
 
-def improved(similarity: Matrix, labels: Labels, cost: float) -> Labels:
+def improve_partition(similarity: Matrix, labels: Labels, cost: float) -> Labels:
     """Return a partition ``[n]`` after single clients changed their cluster while its worth, less costs, could grow.
 
     A dendrogram never takes back what it once merged, so that one noisy client may sit in the wrong branch. The most
@@ -114,19 +114,19 @@ def _worth_left(sizes: Matrix, inside: Matrix, alone: Matrix, cost: float) -> Ma
     return np.where(sizes == 1, cost, np.where(sizes == 2, alone, of_many))
 
 
-def noise_of(similarity: Matrix, parts: int) -> float:
+def estimate_noise(similarity: Matrix, parts: int) -> float:
     """Return σ², the noise of the mean of a client's r parts: an r-th of that of one, which two of a client show."""
     return max(0.0, 1 - float(similarity.diagonal().mean())) / parts
 
 
-def gain_by_parts(similarity: Matrix, labels: Labels, noise: float) -> float:
+def compute_gain_by_parts(similarity: Matrix, labels: Labels, noise: float) -> float:
     """Return the gain of a partition ``[n]`` per client: its worth, less that of one cluster and the others' noise."""
     clusters = len(np.unique(labels))
-    one = worth_of(similarity, np.zeros_like(labels))
-    return (worth_of(similarity, labels) - one - (clusters - 1) * noise) / len(labels)
+    one = compute_worth(similarity, np.zeros_like(labels))
+    return (compute_worth(similarity, labels) - one - (clusters - 1) * noise) / len(labels)
 
 
-def views_of(cosines: Matrix, across: Matrix | None = None) -> tuple[Matrix, Matrix]:
+def build_views(cosines: Matrix, across: Matrix | None = None) -> tuple[Matrix, Matrix]:
     """Return how alike parts are in two views, each ``[N, N]`` with zeros on the diagonal: cosines, and evened out.
 
     Where updates vary most, it is often for reasons of no interest: how many examples of each label there happen to be
@@ -139,7 +139,7 @@ def views_of(cosines: Matrix, across: Matrix | None = None) -> tuple[Matrix, Mat
     Parameters
     ----------
     cosines
-        Of N parts (:func:`part_similarity`), from which the views are made, ``[N, N]``.
+        Of N parts (:func:`compute_part_similarity`), from which the views are made, ``[N, N]``.
     across
         Of M other parts with these, ``[M, N]``: the views are then of those, and rows may have any scale.
     """
@@ -159,7 +159,7 @@ def views_of(cosines: Matrix, across: Matrix | None = None) -> tuple[Matrix, Mat
     return cosines, evened
 
 
-def gammas_of(similarity: Matrix, parts: int) -> Matrix:
+def estimate_gammas(similarity: Matrix, parts: int) -> Matrix:
     """Return γ_i of CFL's eq. 39 for whole updates, which have an r-th of the noise of a part's, ``[n]``."""
     own = similarity.diagonal()
     with np.errstate(divide="ignore"):
@@ -212,10 +212,10 @@ class PartFinding:
     def gains(self, labels: Labels) -> list[float]:
         """Return what a partition ``[n]`` gains per client in each view."""
         own = labels[self.tested]
-        return [gain_by_parts(each, own, noise_of(each, self.parts)) for each in self.similarities]
+        return [compute_gain_by_parts(each, own, estimate_noise(each, self.parts)) for each in self.similarities]
 
 
-def parts_for(clients: int, examples: int, level: float, smallest: int) -> int:
+def choose_part_count(clients: int, examples: int, level: float, smallest: int) -> int:
     """Return r: the fewest parts by which one client of n can be told from the others, and more if data are plenty.
 
     That all r parts of some client come to lie together has the chance n/C(n·r, r) in a shuffle. Fewer parts are
@@ -229,7 +229,7 @@ def parts_for(clients: int, examples: int, level: float, smallest: int) -> int:
     return max(2, min(max(r, plenty), examples // smallest))
 
 
-def lowest_p_value(clients: int, parts: int) -> float:
+def compute_lowest_p_value(clients: int, parts: int) -> float:
     """Return the p-value that cannot be fallen below, for two clusters that are as large as they can be.
 
     It is no smaller than what shuffles can resolve.
@@ -247,7 +247,7 @@ def find_by_parts(
     Parameters
     ----------
     cosines
-        Of the parts' updates, all parts of a client behind each other (:func:`part_similarity`).
+        Of the parts' updates, all parts of a client behind each other (:func:`compute_part_similarity`).
     parts
         r, at least 2.
     level
@@ -261,8 +261,8 @@ def find_by_parts(
     n = len(cosines) // parts
     if n > LARGEST_TESTED:
         return _found_in_some(cosines, parts, level, draw, inside)
-    views = views_of(cosines)
-    similarities = tuple(client_similarity(view, parts) for view in views)
+    views = build_views(cosines)
+    similarities = tuple(average_client_similarity(view, parts) for view in views)
     best = PartFinding(np.zeros(n, dtype=np.int64), 1.0, 0.0, 0, np.arange(n), similarities, parts)
     if n < 2:
         return best
@@ -271,8 +271,8 @@ def find_by_parts(
         best = replace(best, p_value=min(best.p_value, VIEWS * p_value))
         if labels.any() and strength > best.strength:
             _part_further(labels, view, parts, inside, draw)
-            if gain_by_parts(similarity, labels, noise_of(similarity, parts)) > 0:
-                best = replace(best, labels=numbered(labels), strength=strength, view=number)
+            if compute_gain_by_parts(similarity, labels, estimate_noise(similarity, parts)) > 0:
+                best = replace(best, labels=number_clusters(labels), strength=strength, view=number)
     return best
 
 
@@ -293,7 +293,7 @@ def _part_further(labels: Labels, view: Matrix, parts: int, level: float, draw: 
 
 def _tested(view: Matrix, parts: int, level: float, draw: np.random.Generator) -> tuple[Labels, float, float]:
     """Test once, and prune once: return the clusters, the p-value, and Λ over what it must exceed."""
-    similarity = client_similarity(view, parts)
+    similarity = average_client_similarity(view, parts)
     trees = Dendrograms(similarity[None])
     seen = float(trees.steepest()[0]) - 1e-12  # rounding counts against it
     shuffled, at_least = _shuffled(view, parts, level, draw, lambda costs: int((costs >= seen).sum()))
@@ -302,7 +302,9 @@ def _tested(view: Matrix, parts: int, level: float, draw: np.random.Generator) -
     if p_value > level:
         return np.zeros(len(view) // parts, dtype=np.int64), p_value, strength
     cost = float(np.quantile(shuffled, 1 - max(CUT, level)))
-    labels = numbered(improved(similarity, trees.labels(cost), cost))  # a dendrogram's order may be one of rounding
+    labels = number_clusters(
+        improve_partition(similarity, trees.labels(cost), cost)
+    )  # a dendrogram's order may be one of rounding
     return labels, p_value, strength
 
 
@@ -318,7 +320,7 @@ def _shuffled(
         at_once = min(most, max(drawn, ENOUGH), draws - drawn)  # few at first: as a rule they are enough
         orders = np.argsort(draw.random((at_once, size)), axis=1)
         shuffles = cosines[orders[:, :, None], orders[:, None, :]]
-        found.append(Dendrograms(client_similarity(shuffles, parts)).steepest())
+        found.append(Dendrograms(average_client_similarity(shuffles, parts)).steepest())
         at_least += as_large(found[-1])
         drawn += len(orders)
     return np.concatenate(found), at_least
@@ -332,7 +334,7 @@ def _found_in_some(cosines: Matrix, parts: int, level: float, draw: np.random.Ge
     among = cosines[np.ix_(mine, mine)]
     found = find_by_parts(among, parts, level, draw, inside)
     members = np.eye(found.labels.max() + 1)[found.labels]  # [m, k]
-    view = views_of(among, cosines[:, mine])[found.view]
+    view = build_views(among, cosines[:, mine])[found.view]
     likeness = view.reshape(n, parts, len(some), parts).mean((1, 3)) @ members / members.sum(0)
     labels = likeness.argmax(1)
     labels[some] = found.labels

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.clustering.similarity import Similarity, cosine_similarity, cosines
+from fedclade.clustering.similarity import Similarity, compute_cosines, cosine_similarity
 from fedclade.core import (
     DROPPED_OUT,
     ChoiceQuery,
@@ -130,7 +130,7 @@ class Assignment:
         return cls(client, tuple(each.id for each in tree.above(leaf)), tuple(steps))
 
 
-def to_root(ids: Sequence[int]) -> list[Assignment]:
+def assign_to_root(ids: Sequence[int]) -> list[Assignment]:
     """Assign every newcomer to the root: there is nothing else that it could share."""
     return [Assignment(client, (0,)) for client in ids]
 
@@ -141,13 +141,15 @@ def route(tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round:
     They train as ``this_round`` says; where updates are cached, in the round in which these were made.
     """
     if len(tree.nodes) == 1:
-        return to_root(ids)
+        return assign_to_root(ids)
     if all(node.cached is not None for node in tree.nodes[1:]):
-        return by_similarity(tree, ids, clients, this_round)
-    return by_loss(tree, ids, clients)
+        return assign_by_similarity(tree, ids, clients, this_round)
+    return assign_by_loss(tree, ids, clients)
 
 
-def by_similarity(tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round) -> list[Assignment]:
+def assign_by_similarity(
+    tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round
+) -> list[Assignment]:
     """Let newcomers traverse the tree (CFL Algorithm 4), with any number of branches at a node.
 
     All newcomers at a node train together. They do so as in the round in which the members' updates were made.
@@ -158,9 +160,11 @@ def by_similarity(tree: ParameterTree, ids: Sequence[int], clients: Clients, thi
         here, standing = pending.popitem()
         node, branches = tree.nodes[here], _peopled(tree, here)  # line 4
         training = replace(this_round, number=node.split_in or this_round.number)
-        updates = all_of(standing, clients.train(standing, node.params[None], [0] * len(standing), training))  # line 5
-        best = likeness(updates.signatures, branches)  # lines 6 and 7
-        least = {branch.id: least_similarity(branch) for branch in branches}
+        updates = require_updates(
+            standing, clients.train(standing, node.params[None], [0] * len(standing), training)
+        )  # line 5
+        best = compute_branch_similarities(updates.signatures, branches)  # lines 6 and 7
+        least = {branch.id: find_least_similarity(branch) for branch in branches}
         for client, similar in zip(updates.ids, best.tolist(), strict=True):
             scores = {branch.id: alpha for branch, alpha in zip(branches, similar, strict=True)}
             taken = max(scores, key=lambda branch: (scores[branch], branch))  # lines 8 to 12: of equals the last
@@ -190,12 +194,12 @@ def walk_down(
             training = replace(this_round, number=node.split_in or this_round.number)
             updates = clients.train(standing, node.params[None], [0] * len(standing), training)
             moving.intersection_update({*updates.ids, *(moving - set(standing))})
-            tree, came = placed(tree, here, updates)
+            tree, came = place_in_branches(tree, here, updates)
             joined |= came
     return tree, joined
 
 
-def placed(tree: ParameterTree, node: int, updates: Updates) -> tuple[ParameterTree, dict[int, list[int]]]:
+def place_in_branches(tree: ParameterTree, node: int, updates: Updates) -> tuple[ParameterTree, dict[int, list[int]]]:
     """Put clients into that branch of a node whose cached updates hold the one most like theirs.
 
     CFL Algorithm 4, lines 6 to 12. Their updates, made at the node's model, are cached beside the others. Return the
@@ -204,7 +208,7 @@ def placed(tree: ParameterTree, node: int, updates: Updates) -> tuple[ParameterT
     branches, joined = _peopled(tree, node), dict[int, list[int]]()
     if not branches or not updates.ids:
         return tree, joined
-    scores = likeness(updates.signatures, branches)
+    scores = compute_branch_similarities(updates.signatures, branches)
     nearest = len(branches) - 1 - scores[:, ::-1].argmax(axis=1)  # of equals the last (line 8)
     for place, branch in enumerate(branches):
         if mine := np.flatnonzero(nearest == place).tolist():
@@ -218,7 +222,7 @@ def _cached_below(tree: ParameterTree, node: int) -> bool:
     return bool(branches) and all(branch.cached is not None for branch in branches)
 
 
-def all_of(ids: Sequence[int], updates: Updates) -> Updates:
+def require_updates(ids: Sequence[int], updates: Updates) -> Updates:
     """Return the updates of newcomers; raises UpdateError if one did not answer with a usable one."""
     if absent := sorted(set(ids).difference(updates.ids)):
         why = "; ".join(f"newcomer {client}: {updates.left_out.get(client, DROPPED_OUT)}" for client in absent)
@@ -226,12 +230,12 @@ def all_of(ids: Sequence[int], updates: Updates) -> Updates:
     return updates
 
 
-def likeness(signatures: Tensor, branches: Sequence[Node]) -> Similarity:
+def compute_branch_similarities(signatures: Tensor, branches: Sequence[Node]) -> Similarity:
     """Return the largest cosine of each of n signatures with those cached for each of k branches, ``[n, k]``."""
-    return np.stack([cosines(signatures, _cached(branch)).max(axis=1) for branch in branches], axis=1)
+    return np.stack([compute_cosines(signatures, _cached(branch)).max(axis=1) for branch in branches], axis=1)
 
 
-def least_similarity(branch: Node) -> float:
+def find_least_similarity(branch: Node) -> float:
     """Return how similar a newcomer must be to some member of a branch to fit there; see the top of this file."""
     if len(branch.members) < 2:  # one member alone shows no range
         return 0.0
@@ -241,31 +245,31 @@ def least_similarity(branch: Node) -> float:
     return min(lowest, MIDWAY * lowest)
 
 
-def by_loss(tree: ParameterTree, ids: Sequence[int], clients: Clients) -> list[Assignment]:
+def assign_by_loss(tree: ParameterTree, ids: Sequence[int], clients: Clients) -> list[Assignment]:
     """Assign newcomers to the leaf whose model has the lowest loss on their training data; of equals the first.
 
     A leaf without members is no choice: nobody has trained its model. Who does not answer is not assigned.
     """
-    losses = leaf_losses(tree, ids, clients)
+    losses = compute_leaf_losses(tree, ids, clients)
     steps = {client: Step(0, "loss", mine, min(mine, key=mine.__getitem__), False) for client, mine in losses.items()}
-    fitting = fits_by_loss(losses, {client: step.taken for client, step in steps.items()}, tree, clients)
+    fitting = check_fit_by_loss(losses, {client: step.taken for client, step in steps.items()}, tree, clients)
     return [Assignment.along(tree, c, [replace(step, fits=fitting[c])]) for c, step in steps.items()]
 
 
-def leaf_losses(tree: ParameterTree, ids: Sequence[int], clients: Clients) -> dict[int, dict[int, float]]:
+def compute_leaf_losses(tree: ParameterTree, ids: Sequence[int], clients: Clients) -> dict[int, dict[int, float]]:
     """Return each newcomer's training loss with the model of each leaf that has members, by client and leaf."""
     leaves = [leaf.id for leaf in tree.leaves if leaf.members]
     models, rows = tree.models(leaves)
-    losses = training_losses(models, rows, ids, clients)
+    losses = compute_training_losses(models, rows, ids, clients)
     return {client: dict(zip(leaves, mine.tolist(), strict=True)) for client, mine in losses.items()}
 
 
-def fits_by_loss(
+def check_fit_by_loss(
     losses: Mapping[int, Mapping[int, float]], taken: Mapping[int, int], tree: ParameterTree, clients: Clients
 ) -> dict[int, bool]:
-    """Return for each newcomer whether the leaf that it takes fits it, given its :func:`leaf_losses`."""
+    """Return for each newcomer whether the leaf that it takes fits it, given its :func:`compute_leaf_losses`."""
     zeros = torch.zeros_like(tree.nodes[0].params)[None]
-    guessed = {client: float(loss) for client, loss in training_losses(zeros, [0], [*losses], clients).items()}
+    guessed = {client: float(loss) for client, loss in compute_training_losses(zeros, [0], [*losses], clients).items()}
 
     def fits(client: int) -> bool:
         mine = losses[client]
@@ -275,7 +279,7 @@ def fits_by_loss(
     return {client: fits(client) for client in losses}
 
 
-def to_lowest_loss(
+def assign_to_lowest_loss(
     tree: ParameterTree, ids: Sequence[int], clients: Clients, *, by_choice: bool = False
 ) -> tuple[ParameterTree, float]:
     """Put each client in the leaf whose model has the lowest loss on its training data; return their mean as well.
@@ -290,10 +294,10 @@ def to_lowest_loss(
 def estimate_by_loss(
     tree: ParameterTree, ids: Sequence[int], clients: Clients, *, by_choice: bool = False
 ) -> LossEstimate:
-    """Put each client in the leaf whose model has the lowest loss, as :func:`to_lowest_loss`; return all it knows."""
+    """Put each client in the leaf whose model has the lowest loss, as :func:`assign_to_lowest_loss`; return all it knows."""
     models, rows = tree.models(leaves := [leaf.id for leaf in tree.leaves])
     if by_choice:
-        chosen = chosen_models(models, rows, ids, clients)
+        chosen = find_chosen_models(models, rows, ids, clients)
         tree = tree.reassigned({client: leaves[place] for client, place in chosen.items()})
         return LossEstimate(tree, math.nan, math.nan)
     evaluation = _on_training_data(models, rows, ids, clients)
@@ -305,7 +309,7 @@ def estimate_by_loss(
     return LossEstimate(tree, float(lowest.mean()), _trimmed_mean(lowest, evaluation.byzantine))
 
 
-def chosen_models(models: Tensor, rows: Sequence[int], ids: Sequence[int], clients: Clients) -> dict[int, int]:
+def find_chosen_models(models: Tensor, rows: Sequence[int], ids: Sequence[int], clients: Clients) -> dict[int, int]:
     """Return which of k models, rows of ``[K, S]``, has the lowest loss on the training data of each client.
 
     Clients that do not reply are left out.
@@ -319,7 +323,9 @@ def chosen_models(models: Tensor, rows: Sequence[int], ids: Sequence[int], clien
     return dict(zip(found.ids[:: len(rows)], places.tolist(), strict=True))
 
 
-def training_losses(models: Tensor, rows: Sequence[int], ids: Sequence[int], clients: Clients) -> dict[int, Tensor]:
+def compute_training_losses(
+    models: Tensor, rows: Sequence[int], ids: Sequence[int], clients: Clients
+) -> dict[int, Tensor]:
     """Return the loss of each of k models, rows of ``[K, S]``, on the training data of each client that answers.
 
     ``[k]`` in nats; that of a model that diverged is infinite.

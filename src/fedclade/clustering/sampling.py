@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from fedclade.clustering.similarity import Labels, cosines
+from fedclade.clustering.similarity import Labels, compute_cosines
 
 # From sums over clients, noisy or exact, to the directions in which they differ and the centres of
 # k clusters.
@@ -22,7 +22,7 @@ LEAST_COUNT = 2.0
 """A cell counts if it has so many standard deviations of the noise on a count."""
 
 
-def directions(moments: Tensor, dim: int, count: int) -> Tensor:
+def find_directions(moments: Tensor, dim: int, count: int) -> Tensor:
     """Return the ``count`` directions of largest second moment, ``[R, count]``, R = ``dim``.
 
     ``moments [R(R+1)/2]`` is the sum of :class:`~fedclade.core.Moments`.
@@ -34,12 +34,12 @@ def directions(moments: Tensor, dim: int, count: int) -> Tensor:
     return vectors[:, -count:]
 
 
-def cell_points(count: int, dim: int, draw: np.random.Generator) -> Tensor:
+def draw_cell_points(count: int, dim: int, draw: np.random.Generator) -> Tensor:
     """Return points on the unit sphere, drawn uniformly, ``[count, dim]``: each is the middle of a cell."""
     return functional.normalize(torch.from_numpy(draw.standard_normal((count, dim))), dim=1)
 
 
-def centres_of_cells(sums: Tensor, cells: int, k: int, noise: float, draw: np.random.Generator) -> Tensor:
+def find_cell_centres(sums: Tensor, cells: int, k: int, noise: float, draw: np.random.Generator) -> Tensor:
     """Return k centres, unit vectors ``[k, d]``, by weighted k-means over the mean directions of cells.
 
     Parameters
@@ -69,7 +69,7 @@ ENTRIES_AT_ONCE = 2**21
 """Of signatures that are converted to float64 together: 16 MiB."""
 
 
-def to_nearest_mean(signatures: Tensor, drawn: NDArray[np.int64], labels: Labels, metric: str) -> Labels:
+def assign_to_nearest_mean(signatures: Tensor, drawn: NDArray[np.int64], labels: Labels, metric: str) -> Labels:
     """Return the cluster of each client, ``[n]``: of those drawn their own, of all others that with the nearest mean.
 
     Whatever the linkage: a mean is less noisy than any member, so that it gives back more of the clusters that the
@@ -100,7 +100,7 @@ def to_nearest_mean(signatures: Tensor, drawn: NDArray[np.int64], labels: Labels
     for start in range(0, len(found), at_once):
         some = signatures[start : start + at_once].double()
         if metric == "cosine":
-            nearest = cosines(some, means).argmax(1)
+            nearest = compute_cosines(some, means).argmax(1)
         else:
             nearest = torch.cdist(some, means, p=1 if metric == "l1" else 2).argmin(1).cpu().numpy()
         found[start : start + at_once] = nearest

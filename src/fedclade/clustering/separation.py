@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from fedclade.clustering.similarity import Similarity, cosine_similarity
-from fedclade.clustering.spanning_tree import Bipartition, bipartition_by_tree, optimal_bipartition
+from fedclade.clustering.spanning_tree import Bipartition, find_bipartition_by_tree, find_optimal_bipartition
 from fedclade.core import Updates, require
 
 Gammas = NDArray[np.float64]
@@ -34,7 +34,7 @@ def noise_cosine(gamma_i: ArrayLike, gamma_j: ArrayLike) -> NDArray[np.float64]:
     return -i * j + np.sqrt(1 - i**2) * np.sqrt(1 - j**2)
 
 
-def highest_cross(gammas: Sequence[float], truth: Sequence[int]) -> float:
+def bound_cross_similarity(gammas: Sequence[float], truth: Sequence[int]) -> float:
     """Return the bound on α_cross^max from above (eq. 19): no optimal bi-partition has a larger one.
 
     For two clients of different distributions it is cos φ·H + sin φ·√(1 − H²) with φ = π/(k − 1), or 1 where H < cos φ;
@@ -50,7 +50,7 @@ def highest_cross(gammas: Sequence[float], truth: Sequence[int]) -> float:
     return float(np.where(math.cos(phi) <= H, bounds, 1.0).max())
 
 
-def lowest_intra(gammas: Sequence[float], truth: Sequence[int]) -> float:
+def bound_intra_similarity(gammas: Sequence[float], truth: Sequence[int]) -> float:
     """Return the bound on α_intra^min from below (eq. 21): the least H_ij of two clients of one distribution.
 
     If no two clients share a distribution there is nothing to bound, and it is 1.
@@ -126,14 +126,14 @@ class SplitCriteria:
         """
         if len(members) <= MOST_PAIRED:
             return replace(self, members=tuple(members), similarity=cosine_similarity(signatures))
-        return replace(self, members=tuple(members), by_tree=bipartition_by_tree(signatures, members))
+        return replace(self, members=tuple(members), by_tree=find_bipartition_by_tree(signatures, members))
 
     @cached_property
     def bipartition(self) -> Bipartition | None:
         """The optimal bi-partition (eq. 25); None for a cluster of one client, or where clients were not compared."""
         if self.similarity is None or len(self.members) < 2:
             return self.by_tree
-        return optimal_bipartition(self.similarity, self.members)
+        return find_optimal_bipartition(self.similarity, self.members)
 
     @property
     def numbers(self) -> dict[str, float]:

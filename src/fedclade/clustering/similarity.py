@@ -21,7 +21,7 @@ Distances = NDArray[np.float64]
 """Of every two of m rows, ``[m(m-1)/2]``: 0 to 1, 0 to 2, ..., 1 to 2, ..., as SciPy's linkage takes them."""
 
 METRICS = ("l1", "l2", "cosine")
-"""Distances of updates that :func:`distances` computes."""
+"""Distances of updates that :func:`compute_distances` computes."""
 
 COLUMNS = 256
 """Distances are summed up over so many columns at a time: as few fit into a processor's cache for all rows."""
@@ -30,7 +30,7 @@ ROUNDING = 1e-6
 """Of cosines in float32: a distance below it is none."""
 
 
-def numbered(labels: Labels) -> Labels:
+def number_clusters(labels: Labels) -> Labels:
     """Give the clusters of ``[n]`` their numbers in the order in which they first appear."""
     _, first, place = np.unique(labels, return_index=True, return_inverse=True)
     return first.argsort().argsort()[place]
@@ -43,7 +43,7 @@ def are_signs(signatures: Tensor) -> bool:
     return bool((signatures.abs() == 1).all())
 
 
-def from_signs(agreements: Similarity) -> Similarity:
+def convert_sign_cosines(agreements: Similarity) -> Similarity:
     """Return the cosines of updates, given those of their signs, in place.
 
     Of two updates at an angle φ a share φ/π of the signs differ, so that the cosine a of their signs is 1 − 2φ/π, and
@@ -57,7 +57,7 @@ def cosine_similarity(signatures: Tensor, *, signs: bool | None = None) -> Simil
     """Return the cosine similarity of every two rows, α of CFL's eq. 51 (or eq. 50, given gradients).
 
     Rows of signs, or with ``signs`` means of such rows, stand for the updates that they are of, whose cosine is
-    estimated: see :func:`from_signs`.
+    estimated: see :func:`convert_sign_cosines`.
 
     One matrix product. The norms are the square roots of its diagonal, so that they carry the same rounding as the
     products that they divide. From signatures ``[n, R]`` to ``[n, n]`` float64 in [-1, 1], symmetric, ones on the
@@ -66,7 +66,7 @@ def cosine_similarity(signatures: Tensor, *, signs: bool | None = None) -> Simil
     alpha = (signatures @ signatures.T).to("cpu", torch.float64).numpy()
     if are_signs(signatures) if signs is None else signs:
         alpha /= signatures.shape[1]
-        alpha = from_signs(alpha)
+        alpha = convert_sign_cosines(alpha)
     norms = np.sqrt(np.diagonal(alpha))
     norms[norms == 0] = 1.0
     # In place, as of 10,000 clients every copy takes 0.8 GB.
@@ -79,20 +79,20 @@ def cosine_similarity(signatures: Tensor, *, signs: bool | None = None) -> Simil
     return alpha
 
 
-def cosines(some: Tensor, others: Tensor) -> Similarity:
+def compute_cosines(some: Tensor, others: Tensor) -> Similarity:
     """Return the cosine similarity of each row of ``[n, D]`` to each of ``[m, D]``: ``[n, m]`` float64 in [-1, 1].
 
     A row of zeros is 0 to all. Signs are treated as in :func:`cosine_similarity`.
     """
     if are_signs(some) and are_signs(others):
         agreements = (some @ others.to(some).T).to("cpu", torch.float64).numpy() / some.shape[1]
-        return from_signs(agreements)
+        return convert_sign_cosines(agreements)
     norms = [torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64) for rows in (some, others)]
     products = (some @ others.to(some).T).double() / torch.outer(*(norm.clamp(min=1e-150) for norm in norms))
     return products.clamp(-1.0, 1.0).cpu().numpy()
 
 
-def distances(signatures: Tensor, metric: str) -> Distances:
+def compute_distances(signatures: Tensor, metric: str) -> Distances:
     """Return the distance of every two rows of ``[m, R]``, condensed; equal rows have distance 0, exactly.
 
     ``l1`` is Σ|a − b|, ``l2`` √Σ(a − b)², both in parameter units, ``cosine`` 1 − α, in [0, 2]; raises ConfigError for
@@ -209,7 +209,7 @@ def k_means(points: Points, n_clusters: int, draw: np.random.Generator) -> Label
     distinct, place, counts = np.unique(points, axis=0, return_inverse=True, return_counts=True)
     n_clusters, seed = min(n_clusters, len(distinct)), int(draw.integers(2**32))
     means = KMeans(n_clusters, n_init=50, random_state=seed)  # pyright: ignore[reportArgumentType]
-    return numbered(means.fit_predict(distinct, sample_weight=counts)[place.ravel()])
+    return number_clusters(means.fit_predict(distinct, sample_weight=counts)[place.ravel()])
 
 
 def _as_points(points: Points) -> Points:
@@ -237,7 +237,7 @@ def _as_points(points: Points) -> Points:
 Angles = NDArray[np.float64]
 
 
-def angles(vectors: Tensor, angle: Literal["smallest", "same_place"] = "smallest") -> Angles:
+def compute_angles(vectors: Tensor, angle: Literal["smallest", "same_place"] = "smallest") -> Angles:
     """Return the angle between every two clients in degrees, ``[n, n]``, from their vectors ``[n, L, d, p]``.
 
     Vectors that both of them lack, which are zeros, do not count; those that one of them lacks are at 90°.
@@ -259,7 +259,7 @@ def angles(vectors: Tensor, angle: Literal["smallest", "same_place"] = "smallest
     return degrees.fill_diagonal_(0.0).numpy()
 
 
-def nearest_vectors(vectors: Tensor) -> Angles:
+def compute_nearest_angles(vectors: Tensor) -> Angles:
     """Return the smallest angle between any vector of one client and any of another, in degrees, ``[n, n]``.
 
     This is the distance of the official code of PACFL (``calculating_adjacency``), without the signs of the vectors.

@@ -26,7 +26,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedclade.clustering.linkage import Merges, cut
-from fedclade.clustering.similarity import COLUMNS, METRICS, ROUNDING, Labels, Similarity, are_signs, from_signs
+from fedclade.clustering.similarity import (
+    COLUMNS,
+    METRICS,
+    ROUNDING,
+    Labels,
+    Similarity,
+    are_signs,
+    convert_sign_cosines,
+)
 from fedclade.core import ConfigError, UpdateError, rng, row_norms, unknown
 
 # Edges between points, the minimum spanning tree of them, and the dendrogram of that.
@@ -92,7 +100,7 @@ class Forest:
         return Edges(held.one[: self._count], held.other[: self._count], held.apart[: self._count])
 
 
-def merges_of(tree: Edges) -> Merges:
+def build_merges(tree: Edges) -> Merges:
     """Return what merges with what, ``[n-1, 4]`` as SciPy has it, by a spanning tree with its shortest edge first."""
     n = len(tree.apart) + 1
     above, sizes = list(range(2 * n - 1)), [1] * (2 * n - 1)
@@ -111,7 +119,7 @@ def merges_of(tree: Edges) -> Merges:
     return np.column_stack([np.array(merges, dtype=np.float64), tree.apart, np.array(sizes[n:], dtype=np.float64)])
 
 
-def in_order(merges: Merges) -> tuple[Places, Numbers]:
+def order_points(merges: Merges) -> tuple[Places, Numbers]:
     """Return the points in the order of a dendrogram ``[n]``, and the heights at which neighbours merge ``[n-1]``."""
     n = len(merges) + 1
     sizes = [1] * n + merges[:, 3].astype(np.int64).tolist()
@@ -157,7 +165,7 @@ def single_linkage(signatures: Tensor, metric: str, block: int | None = None, sa
     signatures
         ``[n, R]``, on any device; it computes the products.
     metric
-        ``l1``, ``l2`` or ``cosine``, as :func:`fedclade.clustering.distances` has them. ``l1`` has no matrix product,
+        ``l1``, ``l2`` or ``cosine``, as :func:`fedclade.clustering.compute_distances` has them. ``l1`` has no matrix product,
         and takes much longer.
     block
         Points of a block; it changes time and memory alone. As suits the device and R, if left out.
@@ -194,9 +202,9 @@ def single_linkage(signatures: Tensor, metric: str, block: int | None = None, sa
         tree = forest.tree()
     heights = points.distances(tree.one, tree.other)
     if metric == "cosine" and are_signs(signatures):  # whose order is that of the updates' own cosines
-        heights = 1 - from_signs(1 - heights)
+        heights = 1 - convert_sign_cosines(1 - heights)
     order = np.argsort(heights, kind="stable")
-    return merges_of(Edges(tree.one[order], tree.other[order], heights[order]))
+    return build_merges(Edges(tree.one[order], tree.other[order], heights[order]))
 
 
 class Points:
@@ -286,7 +294,7 @@ def _first_tree(points: Points, sample: int) -> Edges:
 
 def _lighter_pairs(points: Points, tree: Edges, block: int) -> Iterator[Edges]:
     """Go through all pairs; yield those that are nearer than the longest edge on the tree's way between them."""
-    order, gaps = in_order(merges_of(tree))
+    order, gaps = order_points(build_merges(tree))
     # Nearer by more than rounding: of points in great numbers at equal distances half of all pairs would seem so.
     gaps *= 1 - 4 * torch.finfo(points.dtype).eps
     smallest = gaps[gaps > 0].min(initial=np.inf)
@@ -353,7 +361,7 @@ class Bipartition:
     alpha_cross_max: float  # largest similarity between members of different clusters (CFL eq. 17)
 
 
-def optimal_bipartition(alpha: Similarity, ids: Sequence[int]) -> Bipartition:
+def find_optimal_bipartition(alpha: Similarity, ids: Sequence[int]) -> Bipartition:
     """Split clients in two so that the largest similarity across the split is as small as possible (CFL eq. 25).
 
     Algorithm 1 of the paper joins clients in descending order of similarity until two clusters are left. That is single
@@ -380,10 +388,10 @@ def optimal_bipartition(alpha: Similarity, ids: Sequence[int]) -> Bipartition:
     return _two(merges, np.asarray(ids)[order], float(-merges[-1, 2]))
 
 
-def bipartition_by_tree(signatures: Tensor, ids: Sequence[int]) -> Bipartition:
+def find_bipartition_by_tree(signatures: Tensor, ids: Sequence[int]) -> Bipartition:
     """Return the optimal bi-partition of signatures ``[m, R]`` by cosine similarity, without that of every pair.
 
-    As :func:`optimal_bipartition` finds it, where the similarities that decide are further apart than float32 rounds
+    As :func:`find_optimal_bipartition` finds it, where the similarities that decide are further apart than float32 rounds
     them, about 1e-6; see :func:`fedclade.clustering.single_linkage`. The similarity across is computed in float64.
 
     Raises

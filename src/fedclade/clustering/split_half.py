@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedclade.clustering.linkage import agglomerate, cut
-from fedclade.clustering.similarity import Labels, Similarity, are_signs, cosine_similarity, from_signs
+from fedclade.clustering.similarity import Labels, Similarity, are_signs, convert_sign_cosines, cosine_similarity
 
 MOST_CLUSTERS = 32
 """That a dendrogram is cut into."""
@@ -79,7 +79,7 @@ class Replicates:
         dots = (self.first * self.second).sum(1)
         norms = self.first.norm(dim=1) * self.second.norm(dim=1)
         cosines = (dots / norms.clamp(min=1e-30)).double().clamp(-1, 1).cpu().numpy()
-        return from_signs(cosines) if are_signs(self.first) else cosines
+        return convert_sign_cosines(cosines) if are_signs(self.first) else cosines
 
     @property
     def gammas(self) -> NDArray[np.float64]:
@@ -168,7 +168,7 @@ def find_clusters(replicates: Replicates) -> Finding:
     return _find((halves[0] + halves[1]) / 2, noise, across, own, MOST_CLUSTERS)
 
 
-def gain(similarity: Similarity, labels: Labels, noise: float, own: NDArray[np.float64] | None = None) -> float:
+def compute_gain(similarity: Similarity, labels: Labels, noise: float, own: NDArray[np.float64] | None = None) -> float:
     """Return G of a partition ``[n]`` that these similarities ``[n, n]`` had no part in finding.
 
     If it is known how similar the two updates of each client are, ``own [n]``, a client by itself has a gain as well.
@@ -207,7 +207,7 @@ def _weights(partitions: Labels, noise: float) -> tuple[NDArray[np.float64], NDA
     return (inside - shared) * off / n, noise * partitions.max(1) / n
 
 
-def same_partition(one: Labels, other: Labels) -> bool:
+def is_same_partition(one: Labels, other: Labels) -> bool:
     """Whether two labellings ``[n]`` part the same clients, whatever the labels are."""
     pairs = set(zip(one.tolist(), other.tolist(), strict=True))
     return len(pairs) == len(set(one.tolist())) == len(set(other.tolist()))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedclade.algorithms import Algorithm, Local, build_algorithm, without_labels
 from fedclade.channel import Signature, mechanism_of
-from fedclade.clustering import Assignment, all_of
+from fedclade.clustering import Assignment, require_updates
 from fedclade.core import (
     ConfigError,
     Evaluation,
@@ -210,7 +210,7 @@ class Arrival:
         at_home = replace(at_home, number=self.last.number + self._is_parted)  # after they were fitted
 
         def tuned(spec: LocalTraining) -> list[float | None]:
-            made = all_of(ids, clients.train(ids, models, rows, replace(at_home, spec=spec))).required_deltas
+            made = require_updates(ids, clients.train(ids, models, rows, replace(at_home, spec=spec))).required_deltas
             return self._score(ids, models[rows] + made, each_its_own)
 
         own = self.algorithm.tunes(self.last.spec)

@@ -39,7 +39,7 @@ from torch.nn import functional
 from fedclade.algorithms.cluster_update import ClusterUpdate, by_cluster, membership_events, move_clusters
 from fedclade.algorithms.rcfl.data_splits import DataSplits
 from fedclade.algorithms.rcfl.replicate_test import examine_node, list_clusters, postpone_if_too_few
-from fedclade.clustering import training_losses
+from fedclade.clustering import compute_training_losses
 from fedclade.core import (
     Clients,
     ClusterSplit,
@@ -217,7 +217,7 @@ def _assign_by_loss(
     trained before, for which training losses are as good as test losses.
     """
     leaves = [leaf.id for leaf in tree.leaves if leaf.members]
-    losses = training_losses(*tree.models(leaves), cohort, clients)
+    losses = compute_training_losses(*tree.models(leaves), cohort, clients)
     if not losses:
         return tree
     best = {client: int(client_losses.argmin()) for client, client_losses in losses.items()}

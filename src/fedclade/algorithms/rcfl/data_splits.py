@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.clustering import VIEWS, lowest_p_value, parts_for
+from fedclade.clustering import VIEWS, choose_part_count, compute_lowest_p_value
 from fedclade.core import Clients, ParameterTree, Round, Updates
 
 SMALLEST_SPLIT = 10
@@ -75,7 +75,7 @@ class DataSplits:
         """Choose r and s for a number of clients that have at least ``smallest`` examples each."""
         if clients < 2 or smallest < 2:
             return None
-        count = parts_for(clients, smallest, level, SMALLEST_SPLIT)
+        count = choose_part_count(clients, smallest, level, SMALLEST_SPLIT)
         return cls(count, smallest // count)
 
     @classmethod
@@ -86,7 +86,7 @@ class DataSplits:
             _log.warning("%s cannot part the data of these clients: fewer than two have two training examples", method)
             return None
         able = splits.select_able(clients.sizes, clients.ids)
-        lowest = lowest_p_value(len(able), splits.count)
+        lowest = compute_lowest_p_value(len(able), splits.count)
         needed = level / 2 / VIEWS
         if lowest > needed:
             _log.warning(

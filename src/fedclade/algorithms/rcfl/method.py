@@ -64,7 +64,7 @@ from fedclade.algorithms.rcfl.replicate_test import (
     list_clusters,
     postpone_if_too_few,
 )
-from fedclade.clustering import same_partition
+from fedclade.clustering import is_same_partition
 from fedclade.core import (
     Checked,
     Clients,
@@ -439,7 +439,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
     ) -> tuple[ReplicatedState, list[Event]]:
         """Form the clusters of a verdict, which is about clients that made updates at a model."""
         before = np.array([state.tree.leaf_of[client] for client in updates.ids])
-        if same_partition(before, verdict.labels):
+        if is_same_partition(before, verdict.labels):
             return state, [verdict.make_event(Checked, 0, updates.ids, level)]
         tree = regroup(
             state.tree,

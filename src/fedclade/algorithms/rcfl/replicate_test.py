@@ -41,17 +41,17 @@ from fedclade.clustering import (
     Replicates,
     Similarity,
     agglomerate,
-    client_similarity,
+    average_client_similarity,
+    compute_gain,
+    compute_gain_by_parts,
+    compute_part_similarity,
     cosine_similarity,
     cut,
+    estimate_gammas,
+    estimate_noise,
     find_by_parts,
     find_clusters,
-    gain,
-    gain_by_parts,
-    gammas_of,
-    noise_of,
-    part_similarity,
-    same_partition,
+    is_same_partition,
 )
 from fedclade.core import Check, Clients, Node, ParameterTree, Postponed, Round, Tested, Updates
 
@@ -138,10 +138,10 @@ def cluster_by_splits(
         nothing is tested.
     """
     matrix = cosines.double().numpy()
-    similarity = client_similarity(matrix, splits)
-    gamma = _find_median(gammas_of(similarity, splits))
+    similarity = average_client_similarity(matrix, splits)
+    gamma = _find_median(estimate_gammas(similarity, splits))
     if known is not None and _is_same(known, cosines):
-        gain_now = gain_by_parts(similarity, present, noise_of(similarity, splits))
+        gain_now = compute_gain_by_parts(similarity, present, estimate_noise(similarity, splits))
         return Verdict(present, 1.0, gain_now, gain_before=gain_now, gamma=gamma, tested=False)
 
     found = find_by_parts(matrix, splits, level, generator, level_inside)
@@ -173,13 +173,13 @@ def cluster_by_halves(updates: Updates, present: Labels, level: float, generator
     """
     replicates = Replicates(*get_split_signatures(updates).unbind(1))
     found = find_clusters(replicates)
-    present_gain = gain(found.similarity, present, found.noise, found.own)
+    present_gain = compute_gain(found.similarity, present, found.noise, found.own)
     finds_more = present.any() and found.labels.max() > present.max() and found.gain > present_gain
     # More clusters than the present ones could gain by chance; see split_half.
     if finds_more and found.exceeded(present, generator) > CHANCE:
         found = found.at_most(int(present.max()) + 1)
 
-    changes = found.gain > max(present_gain, 0.0) and not same_partition(found.labels, present)
+    changes = found.gain > max(present_gain, 0.0) and not is_same_partition(found.labels, present)
     # If no decision depends on the p-value, fewer shuffles resolve it well enough for the report.
     p_value = found.p_value(level if changes else max(level, LEVEL_TO_REPORT), generator)
     if changes and p_value <= level:
@@ -213,7 +213,7 @@ def get_split_signatures(updates: Updates) -> Tensor:
 
 def compute_cosines(updates: Updates) -> Tensor:
     """Return the cosines of all pairs of splits, ``[n·r, n·r]``, in float32 as checkpoints do."""
-    return torch.from_numpy(part_similarity(get_split_signatures(updates))).float()
+    return torch.from_numpy(compute_part_similarity(get_split_signatures(updates))).float()
 
 
 def list_clusters(ids: Sequence[int], labels: Labels) -> tuple[tuple[int, ...], ...]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedclade import FedAvg, Federation, ParameterTree, Round, Updates
-from fedclade.clustering import cosine_similarity, optimal_bipartition, separation_gap
+from fedclade.clustering import cosine_similarity, find_optimal_bipartition, separation_gap
 from fedclade.runs import Maker
 from fedclade.training import SimulatedClients, choose_device
 from fedclade_papers.cache import ResultCache, Settings, local_of, maker_of
@@ -38,7 +38,7 @@ def separation(updates: Updates, truth: Sequence[int]) -> dict[str, Any]:
     clients of one cluster (Definition 1), which it can do without a gap.
     """
     alpha = cosine_similarity(updates.signatures)
-    split = optimal_bipartition(alpha, range(len(truth)))
+    split = find_optimal_bipartition(alpha, range(len(truth)))
     first, second = ({truth[place] for place in part} for part in (split.first, split.second))
     return {"gap": separation_gap(alpha, truth, split.alpha_cross_max), "right": not first & second}
 

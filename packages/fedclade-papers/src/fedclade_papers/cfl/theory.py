@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedclade.clustering import cosine_similarity, highest_cross, lowest_intra, optimal_bipartition, separation_gap
+from fedclade.clustering import (
+    bound_cross_similarity,
+    bound_intra_similarity,
+    cosine_similarity,
+    find_optimal_bipartition,
+    separation_gap,
+)
 from fedclade.core import rng
 from fedclade_papers.cache import ResultCache, Settings
 from fedclade_papers.experiment import Paper
@@ -30,7 +36,7 @@ MANY = 10
 
 def bounds(k: int, gamma: float) -> tuple[float, float]:
     """Return the bounds of eqs. 19 and 21, on α_cross^max from above and α_intra^min from below, if all γ_i are γ."""
-    return highest_cross([gamma] * k, range(k)), lowest_intra([gamma] * 2, [0, 0])
+    return bound_cross_similarity([gamma] * k, range(k)), bound_intra_similarity([gamma] * 2, [0, 0])
 
 
 def largest_noise(k: int) -> float:
@@ -64,7 +70,7 @@ def draw_sample(k: int, d: int, gamma: float, clients_each: int, generator: np.r
     norms = np.linalg.norm(means[truth], axis=1) / np.linalg.norm(noise, axis=1)
     gradients = means[truth] + gamma * norms[:, None] * noise
     alpha = cosine_similarity(torch.from_numpy(gradients))
-    split = optimal_bipartition(alpha, range(len(truth)))
+    split = find_optimal_bipartition(alpha, range(len(truth)))
     gap = separation_gap(alpha, truth.tolist(), split.alpha_cross_max)
     right = not set(truth[list(split.first)]) & set(truth[list(split.second)])
     return Sample(gap + split.alpha_cross_max, split.alpha_cross_max, right, gap)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedclade import FLHC, Algorithm, Federation, Run, load_federation
-from fedclade.clustering import LINKAGES, METRICS, agglomerate, cut, distances
+from fedclade.clustering import LINKAGES, METRICS, agglomerate, compute_distances, cut
 from fedclade.core import rng
 from fedclade.runs import Maker
 from fedclade.training import SimulatedClients, choose_device
@@ -136,9 +136,9 @@ class Runs:
 
         def make(seed: int) -> Merges:
             updates, w = self._updates(rounds_before, fraction, seed)
-            apart = {metric: distances(updates, metric) for metric in METRICS}
+            apart = {metric: compute_distances(updates, metric) for metric in METRICS}
             ways = {f"{metric} {linkage}": (apart[metric], linkage) for metric, linkage in WAYS}
-            ways["cosine complete, parameters"] = distances(updates + w, "cosine"), "complete"
+            ways["cosine complete, parameters"] = compute_distances(updates + w, "cosine"), "complete"
             return {
                 way: [[int(a), int(b), float(f"{height:.7g}"), int(size)] for a, b, height, size in merged.tolist()]
                 for way, (between, linkage) in ways.items()

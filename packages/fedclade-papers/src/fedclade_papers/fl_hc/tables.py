@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedclade import FLHC, FedAvg
-from fedclade.clustering import n_clusters_by_gap
+from fedclade.clustering import count_clusters_by_gap
 from fedclade.tasks import cluster_scores
 from fedclade_papers.cache import ResultCache, Settings
 from fedclade_papers.experiment import Paper
@@ -135,7 +135,7 @@ def cuts_of(merges: Sequence[Merges], settings: Settings, how: str) -> dict[str,
     for clusters in settings["cuts"]:
         is_truth = settings["setting"] == "label-swapped" and clusters == CLUSTERS
         cuts[f"cut at {clusters} clusters{TRUTH if is_truth else ''}"] = [clusters] * len(merges)
-    cuts[AUTO] = [n_clusters_by_gap(each) for each in heights]
+    cuts[AUTO] = [count_clusters_by_gap(each) for each in heights]
     return cuts
 
 
