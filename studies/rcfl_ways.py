@@ -72,7 +72,7 @@ def partitions(similarity: Similarity, method: str) -> Labels:
 def found_on(halves: Halves, noise: float, cuts_of: Callable[[Similarity], Labels]) -> Finding:
     """Find clusters as the library does, with other partitions."""
     across = Across(halves, [cuts_of(half) for half in halves], noise)
-    gains = across.gains(np.arange(len(halves[0]))[None])[0]
+    gains = across.compute_gains(np.arange(len(halves[0]))[None])[0]
     best, both = int(gains.argmax()), np.mean(halves, axis=0)
     return Finding(cuts_of(both)[best], float(gains[best]), noise, both, across)
 
@@ -84,7 +84,7 @@ def nested(halves: Halves, noise: float, level: float, draw: np.random.Generator
         members = left.pop()
         inside = [half[np.ix_(members, members)] for half in halves]
         found = found_on(inside, noise, lambda half: partitions(half, "average")[:2])
-        if found.p_value(level, draw) <= level:
+        if found.compute_p_value(level, draw) <= level:
             second = members[found.labels == 1]
             labels[second] = labels.max() + 1
             left += [members[found.labels == 0], second]
@@ -117,7 +117,7 @@ def gains_each_way(
     of_pairs: list[NDArray[np.float64]] = []
     for one, two in combinations(range(len(cuts)), 2):
         across = Across([similarities[one], similarities[two]], [cuts[one], cuts[two]], noise)
-        of_pairs.append(across.gains(np.take_along_axis(orders[two], np.argsort(orders[one], axis=1), axis=1)))
+        of_pairs.append(across.compute_gains(np.take_along_axis(orders[two], np.argsort(orders[one], axis=1), axis=1)))
     return np.mean(of_pairs, axis=0)
 
 
@@ -140,7 +140,7 @@ def outcomes(recorded: Mapping[str, Sequence[Tensor]], truth: Labels, seed: int)
 
     def judge(way: str, halves: Halves, sigma2: float, method: str = "average") -> Labels:
         finding = found_on(halves, sigma2, lambda half: partitions(half, method))
-        score(way, finding.labels, finding.p_value(COARSE, draw))
+        score(way, finding.labels, finding.compute_p_value(COARSE, draw))
         return finding.labels
 
     for number in CHECKED:

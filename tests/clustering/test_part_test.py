@@ -48,10 +48,10 @@ def test_similarity_prunings_and_statistic_are_as_written_out(seed):
     similar = average_client_similarity(cosines, 3)
     np.testing.assert_allclose(similar, written_out.similarity(cosines, 3), atol=1e-12)
     trees = Dendrograms(np.stack([similar, similar[::-1, ::-1]]))
-    np.testing.assert_allclose(trees.steepest(), written_out.steepest(similar), atol=1e-9)
+    np.testing.assert_allclose(trees.find_critical_costs(), written_out.steepest(similar), atol=1e-9)
     one = written_out.worth(similar, [list(range(6))])
     for cost in (0.0, 0.05, 0.3, 2.0):
-        labels = trees.labels(cost)
+        labels = trees.find_labels(cost)
         gained = compute_gain_by_parts(similar, labels, cost) * 6 + one - cost  # of k clusters at k costs
         assert gained == pytest.approx(written_out.best(similar, cost))
 
@@ -93,8 +93,8 @@ def test_dendrograms_made_together_are_those_made_one_by_one(monkeypatch):
     together = Dendrograms(similar)
     monkeypatch.setattr(linkage, "MERGED_TOGETHER", 0)
     one_by_one = Dendrograms(similar)
-    np.testing.assert_allclose(together.steepest(), one_by_one.steepest(), atol=1e-12)
-    assert is_same_partition(together.labels(0.3), one_by_one.labels(0.3))
+    np.testing.assert_allclose(together.find_critical_costs(), one_by_one.find_critical_costs(), atol=1e-12)
+    assert is_same_partition(together.find_labels(0.3), one_by_one.find_labels(0.3))
 
 
 def test_cosines_are_of_unit_vectors_without_those_of_a_part_with_itself():

@@ -118,10 +118,10 @@ def test_lengths_are_neither_too_large_nor_too_small(scale):
 
 
 def test_no_distances_are_held_but_those_of_two_blocks_and_of_the_sample(monkeypatch):
-    largest, kept, keys_from, joined = [0], [0], Points.keys_from, Edges.joined
+    largest, kept, build_key_function, joined = [0], [0], Points.build_key_function, Edges.concatenate
 
     def recorded(points, *some):
-        keys_to = keys_from(points, *some)
+        keys_to = build_key_function(points, *some)
 
         def recording(others):
             keys, scale = keys_to(others)
@@ -131,11 +131,11 @@ def test_no_distances_are_held_but_those_of_two_blocks_and_of_the_sample(monkeyp
         return recording
 
     def joining(some):
-        kept[0] = max(kept[0], sum(len(each.one) for each in some))
+        kept[0] = max(kept[0], sum(len(each.first) for each in some))
         return joined(some)
 
-    monkeypatch.setattr(Points, "keys_from", recorded)
-    monkeypatch.setattr(Edges, "joined", joining)
+    monkeypatch.setattr(Points, "build_key_function", recorded)
+    monkeypatch.setattr(Edges, "concatenate", joining)
     monkeypatch.setattr(spanning_tree, "MOST_EDGES", 1000)
     single_linkage(heaps(600, 8, seed=3), "l2", block=32, sample=40)
     assert largest[0] <= spanning_tree.SAMPLE * 40
@@ -146,17 +146,19 @@ def test_few_pairs_are_lighter_than_the_first_tree():
     """About n²/m of a sample of m."""
     n, m = 2000, 200
     points = Points(heaps(n, 64, seed=0), "cosine")
-    tree = spanning_tree._first_tree(points, m)
-    assert sum(len(each.one) for each in spanning_tree._lighter_pairs(points, tree, 500)) < 2 * n**2 / m
+    tree = spanning_tree._build_first_tree(points, m)
+    assert sum(len(each.first) for each in spanning_tree._find_lighter_pairs(points, tree, 500)) < 2 * n**2 / m
 
 
 def test_of_long_signatures_a_block_has_fewer(monkeypatch):
     """Down to 64, of which the distances still come by one product."""
-    rows, asked, keys_from = heaps(200, 300, seed=1), [], Points.keys_from
+    rows, asked, build_key_function = heaps(200, 300, seed=1), [], Points.build_key_function
     expected = single_linkage(rows, "cosine")
     monkeypatch.setattr(spanning_tree, "BLOCK_ENTRIES", 70 * 300)
     monkeypatch.setattr(
-        Points, "keys_from", lambda self, some, *rest: asked.append(len(some)) or keys_from(self, some, *rest)
+        Points,
+        "build_key_function",
+        lambda self, some, *rest: asked.append(len(some)) or build_key_function(self, some, *rest),
     )
     np.testing.assert_array_equal(single_linkage(rows, "cosine"), expected)
     assert max(asked) == 70

@@ -35,7 +35,7 @@ def same_partition(one, other) -> bool:
 
 
 def p_value_of(finding, level: float) -> float:
-    return finding.p_value(level, np.random.default_rng(0))
+    return finding.compute_p_value(level, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -72,7 +72,7 @@ def test_clients_of_one_distribution_are_told_apart_no_more_often_than_the_level
     """Type-I error: 100 federations of 8 clients; at level 0.1, 10 are expected at most, 20 with probability 0.002."""
     mean = torch.ones(8, 20)
     found = [
-        find_clusters(replicates_of(mean, noise, seed, heavy)).p_value(0.1, np.random.default_rng(seed))
+        find_clusters(replicates_of(mean, noise, seed, heavy)).compute_p_value(0.1, np.random.default_rng(seed))
         for seed in range(100)
     ]
     assert sum(p <= 0.1 for p in found) < 20
@@ -82,7 +82,7 @@ def test_p_values_are_uniform_or_larger_even_where_noise_is_thought_to_be_none(m
     """Without the price of a cluster some partition always gains, so that the test alone decides."""
     monkeypatch.setattr(Replicates, "agreement", property(lambda self: np.ones(len(self.first))))
     replicates = (replicates_of(torch.zeros(6, 30), 1.0, seed) for seed in range(200))
-    p = np.array([find_clusters(each).p_value(0.05, np.random.default_rng(0)) for each in replicates])
+    p = np.array([find_clusters(each).compute_p_value(0.05, np.random.default_rng(0)) for each in replicates])
     assert p.min() < 0.05  # it can be small
     for level in (0.05, 0.1, 0.25, 0.5):
         assert (p <= level).mean() <= level + 3.1 * np.sqrt(level * (1 - level) / len(p))
@@ -146,20 +146,22 @@ def test_shuffles_inside_the_present_clusters_are_those_of_the_definition(seed):
     halves = [cosine_similarity(half) for half in (replicates.first, replicates.second)]
     found = find_clusters(replicates)
     expected = written_out.exceeded(*halves, found.noise, now.tolist())
-    assert found.exceeded(now, np.random.default_rng(0)) == pytest.approx(expected, abs=0.08)
+    assert found.compute_share_exceeding(now, np.random.default_rng(0)) == pytest.approx(expected, abs=0.08)
 
 
 def test_of_many_clients_a_sample_is_shuffled_inside_clusters(monkeypatch):
     monkeypatch.setattr(replication, "LARGEST_TESTED", 18)
     truth = np.array([0, 1, 2] * 10)
     finding = find_clusters(replicates_of(grouped(truth.tolist()), 0.5, 1))
-    assert finding.exceeded(np.minimum(truth, 1), np.random.default_rng(0)) == 0.0  # two of three lie together
+    assert (
+        finding.compute_share_exceeding(np.minimum(truth, 1), np.random.default_rng(0)) == 0.0
+    )  # two of three lie together
 
 
 def test_a_finding_among_fewer_clusters_is_the_best_of_these():
     finding = find_clusters(replicates_of(grouped([0, 0, 0, 1, 1, 1, 2, 2, 2]), 0.4, 1))
-    gains = finding.across.gains(np.arange(9)[None])[0]
+    gains = finding.across.compute_gains(np.arange(9)[None])[0]
     assert (finding.labels.max(), finding.gain) == (2, gains[2])
-    fewer = finding.at_most(2)
+    fewer = finding.limit_clusters(2)
     assert (fewer.labels.max(), fewer.gain) == (1, gains[1])
     assert fewer.gain < finding.gain

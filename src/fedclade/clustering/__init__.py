@@ -1,8 +1,9 @@
-"""From signatures to clusters.
+"""Clustering of clients by signatures of their updates.
 
-Similarity, bi-partition, linkage, EDC, subspace angles, the split-half test, criteria, and routing. Functions of
-tensors and trees, without a run and without clients, except for the routing of newcomers, which asks them.
-Algorithms, runs and reports import it; it imports :mod:`fedclade.core` alone.
+The package has similarities and distances, bi-partition, linkage, FedGroup's EDC, subspace angles,
+the split-half test and the test by parts, CFL's criteria, and the assignment of newcomers. It has
+functions of tensors and trees, which need neither a run nor clients; only the assignment of
+newcomers sends queries to clients. It imports :mod:`fedclade.core` only.
 """
 
 from fedclade.clustering.descriptors import (

@@ -1,4 +1,4 @@
-"""Clients that are far from all others, to be set apart before the others are clustered."""
+"""Groups of clients that are far from all others, to be separated before the rest is clustered."""
 
 from __future__ import annotations
 
@@ -11,61 +11,94 @@ from numpy.typing import NDArray
 from fedclade.clustering.linkage import agglomerate
 
 FARTHER = 1.25
-"""How many times the usual distance a group must be from all others.
+"""Least distance of a far group from all others, as a multiple of the usual distance.
 
-Of honest clients on digits and MNIST with two or four label swaps, with rotations, or with Dirichlet label shares, the
-last merge was at 0.97 to 1.05 times the usual distance.
+For honest clients on digits and MNIST with two or four label swaps, with rotations, or with
+Dirichlet label shares, the last merge was at 0.97 to 1.05 times the usual distance.
 """
 
 USUAL = 0.8
-"""Quantile of a client's distances to the others: with clusters of up to four fifths, one to another cluster."""
+"""Quantile of a client's distances to the others that counts as usual.
+
+If no cluster has more than four fifths of the clients, this is the distance to another cluster.
+"""
 
 
 @dataclass(frozen=True)
 class FarGroup:
-    """Places of clients that are near to each other, if several, and far from all others, with both distances."""
+    """Clients that are far from all others; several clients are near to each other."""
 
-    places: tuple[int, ...]
-    distance: float
-    usual: float
+    places: tuple[int, ...]  # row numbers of the clients, ascending
+    distance: float  # from the group to all others
+    usual: float  # usual distance within the rest
 
 
 def find_far_groups(apart: NDArray[np.float64], most: int, method: str = "average") -> list[FarGroup]:
-    """Return groups of together at most ``most`` clients that are far from all others, by distances ``[n, n]``.
+    """Find groups of clients that are far from all others.
 
-    Clients are merged, the nearest first. While the last merge joins a small group to the rest, at more than
-    :data:`FARTHER` times the usual distance of the rest, the group is taken out. The usual distance is the median, over
-    the clients of the rest, of the :data:`USUAL` quantile of each client's distances to the others of the rest. So the
-    rest has nothing to do with how far the group says that it is.
+    Clients are merged, the nearest first. While the last merge joins a small group to the rest at
+    more than :data:`FARTHER` times the usual distance of the rest, the group is separated and the
+    rest is merged again. The usual distance is computed from the rest alone, so the updates of a
+    group cannot change the bound that the group is compared with.
+
+    Parameters
+    ----------
+    apart
+        Distances ``[n, n]``, symmetric.
+    most
+        Largest number of clients in all groups together.
+    method
+        Linkage; see :func:`fedclade.clustering.agglomerate`.
+
+    Returns
+    -------
+    list of FarGroup
+        The groups in the order in which they were separated.
+
+    Raises
+    ------
+    ConfigError
+        If the linkage is unknown.
+    UpdateError
+        If a distance is not finite.
     """
     groups: list[FarGroup] = []
-    left = np.arange(len(apart))
-    while len(left) > 3:
-        inside = apart[np.ix_(left, left)]
-        merges = agglomerate(scipy.spatial.distance.squareform(inside, checks=False), method)
-        small, rest = _last_merged(merges)
-        if len(small) > most:
+    remaining = np.arange(len(apart))
+    while len(remaining) > 3:
+        distances = apart[np.ix_(remaining, remaining)]
+        merges = agglomerate(scipy.spatial.distance.squareform(distances, checks=False), method)
+        group, rest = _split_last_merge(merges)
+        if len(group) > most:
             break
-        usual = compute_usual_distance(inside[np.ix_(rest, rest)])
+        usual = compute_usual_distance(distances[np.ix_(rest, rest)])
         distance = float(merges[-1, 2])
+        # A usual distance of 0 is no scale to compare with: nearly all clients are equal.
         if not distance > FARTHER * usual > 0:
             break
-        groups.append(FarGroup(tuple(left[small].tolist()), distance, usual))
-        left, most = left[rest], most - len(small)
+        groups.append(FarGroup(tuple(remaining[group].tolist()), distance, usual))
+        remaining = remaining[rest]
+        most -= len(group)
     return groups
 
 
 def compute_usual_distance(apart: NDArray[np.float64]) -> float:
-    """Return the median over n clients, at least two, of the quantile of each one's distances to the others."""
+    """Return the median over clients of the :data:`USUAL` quantile of their distances to others.
+
+    Parameters
+    ----------
+    apart
+        Distances ``[n, n]`` of at least two clients.
+    """
     others = apart[~np.eye(len(apart), dtype=bool)].reshape(len(apart), -1)
     return float(np.median(np.quantile(others, USUAL, axis=1, method="lower")))
 
 
-def _last_merged(merges: NDArray[np.float64]) -> tuple[list[int], list[int]]:
-    """Return the clients of the smaller and of the larger of the two clusters that merge last, ascending."""
+def _split_last_merge(merges: NDArray[np.float64]) -> tuple[list[int], list[int]]:
+    """Return the smaller and the larger of the two clusters that merge last, each ascending."""
     count = len(merges) + 1
-    members = {place: [place] for place in range(count)}
-    for step, (one, other) in enumerate(merges[:-1, :2].astype(int).tolist(), start=count):
-        members[step] = members.pop(one) + members.pop(other)
-    one, other = (sorted(each) for each in members.values())
-    return (one, other) if len(one) < len(other) else (other, one)
+    members = {client: [client] for client in range(count)}
+    pairs = merges[:-1, :2].astype(int).tolist()
+    for cluster, (first, second) in enumerate(pairs, start=count):
+        members[cluster] = members.pop(first) + members.pop(second)
+    first, second = (sorted(cluster) for cluster in members.values())
+    return (first, second) if len(first) < len(second) else (second, first)

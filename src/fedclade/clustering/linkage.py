@@ -1,4 +1,4 @@
-"""From similarities to clusters."""
+"""Agglomerative clustering: dendrograms, where to cut them, and their best prunings."""
 
 from __future__ import annotations
 
@@ -14,32 +14,34 @@ from fedclade.clustering.similarity import Distances, Labels, compute_cosines, c
 from fedclade.core import ConfigError, UpdateError, unknown
 
 Merges = NDArray[np.float64]
-"""What merges with what, at which distance, ``[n-1, 4]`` as SciPy has it."""
+"""Merges of n clients in SciPy's format, ``[n-1, 4]``: two clusters, their distance, their size."""
 
 LINKAGES = ("single", "complete", "average", "ward")
-"""Linkages that need the distances of all pairs of clients, and nothing else of them."""
+"""Linkages that need only the distances of all pairs of clients."""
 
 CENTROID = "centroid"
-"""Linkage by the distance of the clusters' means, see :func:`merge_by_centroids`."""
+"""Linkage by the distance of the clusters' means; see :func:`merge_by_centroids`."""
 
 
 def agglomerate(apart: Distances, method: str) -> Merges:
-    """Merge clients, then clusters, the two nearest first, until one cluster is left.
+    """Merge clients, then clusters, the two nearest first, until one cluster remains.
 
     Parameters
     ----------
     apart
-        Distances of m clients, condensed ``[m(m-1)/2]``. Where they tie, the order of the clients decides.
+        Distances of m clients, condensed ``[m(m-1)/2]``. Ties are broken by the order of clients.
     method
-        How far two clusters are apart: ``single``, the smallest distance of their members; ``complete``, the largest;
-        ``average``, the mean over all pairs; ``ward``, √(2·a·b/(a + b)) times the distance of the means of a and b
-        members, whose square is twice the growth of the sum of squares. Ward needs Euclidean distances.
+        Distance of two clusters: ``single``, the smallest distance of their members; ``complete``,
+        the largest; ``average``, the mean over all pairs; ``ward``, √(2·a·b/(a + b)) times the
+        distance of the means of a and b members. Its square is twice the growth of the sum of
+        squares. Ward needs Euclidean distances.
 
     Returns
     -------
     numpy.ndarray
-        ``[m-1, 4]`` as SciPy has it: the clusters that merge (those of one client are 0 to m-1, later ones count on),
-        the distance at which they do, which never falls, and the size that results.
+        ``[m-1, 4]`` in SciPy's format: two columns with the clusters that merge (0 to m-1 are
+        single clients, merged clusters are numbered from m on), the distance at which they merge,
+        which never falls, and the size of the merged cluster.
 
     Raises
     ------
@@ -50,68 +52,87 @@ def agglomerate(apart: Distances, method: str) -> Merges:
     """
     if method not in LINKAGES:
         raise ConfigError(unknown("linkage", method, LINKAGES))
-    if not np.isfinite(apart).all():
-        raise UpdateError(f"distances should be finite, got {np.count_nonzero(~np.isfinite(apart))} that are not")
-    return scipy.cluster.hierarchy.linkage(apart, method=method) if len(apart) else np.empty((0, 4))
+    invalid = np.count_nonzero(~np.isfinite(apart))
+    if invalid:
+        raise UpdateError(f"distances should be finite, got {invalid} that are not")
+    if len(apart) == 0:
+        return np.empty((0, 4))
+    return scipy.cluster.hierarchy.linkage(apart, method=method)
 
 
 def merge_by_centroids(vectors: Tensor, metric: str) -> Merges:
-    """Merge clients, then clusters, the two whose means are nearest first, until one cluster is left.
+    """Merge clients, then clusters, the two with the nearest means first, until one remains.
 
-    "Average linkage averages the samples within each cluster and compares distances based on these averages" (Briggs et
-    al. 2020, section I-C). Unlike with the linkages of :func:`agglomerate`, a merge may be at a smaller distance than
-    the merge before it.
+    "Average linkage averages the samples within each cluster and compares distances based on these
+    averages" (Briggs et al. 2020, section I-C). In contrast to the linkages of
+    :func:`agglomerate`, a merge may have a smaller distance than the merge before it.
 
     Parameters
     ----------
     vectors
-        Updates or other signatures of m clients, ``[m, R]``. A copy in float64 is held meanwhile.
+        Updates or other signatures of m clients, ``[m, R]``. A float64 copy is in memory meanwhile.
     metric
-        ``l1``, ``l2`` or ``cosine``; a ConfigError for another.
+        ``l1``, ``l2`` or ``cosine``.
 
     Returns
     -------
     numpy.ndarray
-        ``[m-1, 4]`` as SciPy has it; see :func:`agglomerate`. Of equal distances the first pair of clients counts.
+        ``[m-1, 4]`` in SciPy's format; see :func:`agglomerate`. Of pairs with equal distances, the
+        first pair of clients merges.
 
     Raises
     ------
+    ConfigError
+        If the metric is unknown.
     UpdateError
         If an entry of a vector is not finite.
     """
-    if wrong := int((~torch.isfinite(vectors).all(dim=1)).sum()):
-        raise UpdateError(f"updates to be clustered should be finite, got {wrong} that are not")
+    invalid = int((~torch.isfinite(vectors).all(dim=1)).sum())
+    if invalid:
+        raise UpdateError(f"updates to be clustered should be finite, got {invalid} that are not")
     m = len(vectors)
     if m < 2:
         return np.empty((0, 4))
     apart = scipy.spatial.distance.squareform(compute_distances(vectors, metric), checks=False)
     np.fill_diagonal(apart, np.inf)
     means = vectors.double().clone()
-    number, size = np.arange(m), np.ones(m, dtype=np.int64)
+    rows = np.arange(m)
+    # Row i stands for a cluster as long as its distances are finite: for cluster numbers[i].
+    numbers = np.arange(m)
+    sizes = np.ones(m, dtype=np.int64)
     nearest = apart.argmin(axis=1)
     merges = np.empty((m - 1, 4))
     for step in range(m - 1):
-        first = int(apart[np.arange(m), nearest].argmin())
-        kept, gone = sorted((first, int(nearest[first])))
-        height = apart[kept, gone]
-        total = size[kept] + size[gone]
-        merges[step] = *sorted((number[kept], number[gone])), height, total
-        means[kept] = (size[kept] * means[kept] + size[gone] * means[gone]) / total
-        number[kept], size[kept] = m + step, total
-        others = np.isfinite(apart[kept])
-        others[gone] = False
-        apart[gone] = apart[:, gone] = np.inf
-        apart[kept, others] = apart[others, kept] = _distances_to(means[kept], means[torch.from_numpy(others)], metric)
-        # Only rows whose nearest cluster changed, or that the new mean is nearer to, have to be searched again.
-        stale = (nearest == kept) | (nearest == gone)
-        stale |= apart[:, kept] <= apart[np.arange(m), nearest]
-        stale[[kept, gone]] = True
+        row = int(apart[rows, nearest].argmin())
+        merged, removed = sorted((row, int(nearest[row])))
+        total = sizes[merged] + sizes[removed]
+        low, high = sorted((numbers[merged], numbers[removed]))
+        merges[step] = low, high, apart[merged, removed], total
+
+        weighted_sum = sizes[merged] * means[merged] + sizes[removed] * means[removed]
+        means[merged] = weighted_sum / total
+        numbers[merged] = m + step
+        sizes[merged] = total
+
+        others = np.isfinite(apart[merged])
+        others[removed] = False
+        apart[removed] = np.inf
+        apart[:, removed] = np.inf
+        distances = _distances_to(means[merged], means[torch.from_numpy(others)], metric)
+        apart[merged, others] = distances
+        apart[others, merged] = distances
+
+        # Search again only the rows whose nearest cluster changed, or that the new mean is at least
+        # as near to as their nearest. A full search in each step would take O(m³).
+        stale = (nearest == merged) | (nearest == removed)
+        stale |= apart[:, merged] <= apart[rows, nearest]
+        stale[[merged, removed]] = True
         nearest[stale] = apart[stale].argmin(axis=1)
     return merges
 
 
 def _distances_to(mean: Tensor, others: Tensor, metric: str) -> Distances:
-    """Return the distance of a mean ``[R]`` to each of k others ``[k, R]``, float64 ``[k]``."""
+    """Return the distances of a mean ``[R]`` to k others ``[k, R]``, float64 ``[k]``."""
     if metric == "cosine":
         return 1.0 - compute_cosines(mean[None], others)[0]
     p = 1.0 if metric == "l1" else 2.0
@@ -120,76 +141,130 @@ def _distances_to(mean: Tensor, others: Tensor, metric: str) -> Distances:
 
 
 def cut(merges: Merges, n_clusters: int) -> Labels:
-    """Undo the last merges of m clients, so that 1 to m clusters are left; return the cluster of each client, ``[m]``.
+    """Return the clusters of m clients that remain if the last merges are undone.
 
-    Cluster 0 is the largest, or of those of equal size the one with the first client.
+    Parameters
+    ----------
+    merges
+        ``[m-1, 4]`` in SciPy's format.
+    n_clusters
+        Number of clusters, 1 to m.
+
+    Returns
+    -------
+    numpy.ndarray
+        The cluster of each client, ``[m]``. Clusters are numbered from the largest to the smallest;
+        of clusters of equal size, the one with the first client comes first.
     """
     m = len(merges) + 1
     if n_clusters == 1:
         return np.zeros(m, dtype=np.int64)
+    # SciPy cuts by height. Heights may tie or be negative, so the order of merges replaces them.
     ranked = merges.copy()
-    ranked[:, 2] = np.arange(1, m)  # only the order of the heights matters: they may tie, or be negative
-    found = scipy.cluster.hierarchy.fcluster(ranked, m - n_clusters, criterion="distance")
-    _, first, inverse, sizes = np.unique(found, return_index=True, return_inverse=True, return_counts=True)
+    ranked[:, 2] = np.arange(1, m)
+    clusters = scipy.cluster.hierarchy.fcluster(ranked, m - n_clusters, criterion="distance")
+    _, first, inverse, sizes = np.unique(clusters, return_index=True, return_inverse=True, return_counts=True)
     return np.argsort(np.lexsort((first, -sizes)))[inverse]
 
 
 def find_largest_gap(heights: NDArray[np.float64]) -> int:
-    """Return how many clusters a cut leaves at the largest relative gap between the heights of two merges, ``[m-1]``.
+    """Return the number of clusters that a cut at the largest relative gap leaves.
 
-    From 2 to m/2, as two clients that happen to be alike make no cluster; 1 if there are fewer than four clients. Where
-    heights fall, as those of centroid linkage may, a merge counts with the largest height up to it.
+    Heights of centroid linkage may fall; a merge then counts with the largest height up to it.
+
+    Parameters
+    ----------
+    heights
+        Heights of the merges of m clients, ``[m-1]``.
+
+    Returns
+    -------
+    int
+        From 2 to m/2, as two clients that happen to be similar are no cluster; 1 if m < 4.
     """
-    heights = _never_falling(heights)
+    heights = _raise_to_running_maximum(heights)
     m = len(heights) + 1
     if m < 4:
         return 1
     numbers = np.arange(2, m // 2 + 1)
-    above, below = heights[m - numbers], heights[m - numbers - 1]
+    above = heights[m - numbers]
+    below = heights[m - numbers - 1]
     with np.errstate(divide="ignore", invalid="ignore"):
-        gaps = np.where(above > 0, above / below, 1.0)  # clients that are equal merge at 0
+        gaps = np.where(above > 0, above / below, 1.0)  # equal clients merge at height 0
     return int(numbers[np.argmax(gaps)])
 
 
 def count_clusters_by_gap(heights: NDArray[np.float64]) -> int:
-    """Return how many clusters the heights of the merges speak for: cut at their largest relative gap, or not at all.
+    """Estimate the number of clusters: cut at the largest relative gap of heights, or not at all.
 
-    Clusters show as a gap between the heights at which their members merge and those at which they do themselves. But
-    clients that all agree have a largest gap, too. It counts only if it is wider than t₀.₉₇₅(n − 1)·s, where s is the
-    standard deviation of the n heights below it and t the quantile of Student's distribution: 2 for many heights, more
-    for few. (Mojena's rule of 1977 cuts above the mean height plus a multiple of s; this one counts from the highest.)
+    Clusters show as a gap between the heights at which their members merge and the heights at which
+    they merge themselves. Clients of a single cluster have a largest gap, too. A gap therefore
+    counts only if it is wider than t₀.₉₇₅(n − 1)·s, where s is the standard deviation of the n
+    heights below it and t the quantile of Student's distribution: 2 for many heights, more for few.
+    (Mojena's rule of 1977 cuts above the mean height plus a multiple of s; this rule starts from
+    the largest height below the gap instead.)
+
+    Parameters
+    ----------
+    heights
+        Heights of the merges of m clients, ``[m-1]``.
     """
-    heights = _never_falling(heights)
+    heights = _raise_to_running_maximum(heights)
     n_clusters = find_largest_gap(heights)
     if n_clusters == 1:
         return 1
     first_above = len(heights) + 1 - n_clusters
-    noise = heights[:first_above]
-    bound = scipy.special.stdtrit(len(noise) - 1, 0.975) * noise.std(ddof=1)
-    return n_clusters if heights[first_above] - noise[-1] > bound else 1
+    below = heights[:first_above]
+    bound = scipy.special.stdtrit(len(below) - 1, 0.975) * below.std(ddof=1)
+    return n_clusters if heights[first_above] - below[-1] > bound else 1
 
 
 def find_cut_height(heights: NDArray[np.float64], n_clusters: int) -> float | None:
-    """Return the height halfway between the merges that a cut keeps and those that it undoes; None without such."""
+    """Return the height halfway between the last merge below a cut and the first one above it.
+
+    Parameters
+    ----------
+    heights
+        Heights of the merges of m clients, ``[m-1]``.
+    n_clusters
+        Number of clusters after the cut.
+
+    Returns
+    -------
+    float or None
+        None for one cluster, as no merge is above the cut.
+    """
     if n_clusters == 1:
         return None
-    kept = np.concatenate([[0.0], _never_falling(heights)])
-    undone = len(heights) + 1 - n_clusters
-    return float((kept[undone] + kept[undone + 1]) / 2)
+    from_zero = np.concatenate([[0.0], _raise_to_running_maximum(heights)])
+    below = len(heights) + 1 - n_clusters
+    return float((from_zero[below] + from_zero[below + 1]) / 2)
 
 
-def _never_falling(heights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the largest height up to each merge: the threshold from which on merges in this order include it."""
+def _raise_to_running_maximum(heights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the largest height up to each merge: the lowest threshold that includes the merge."""
     return np.maximum.accumulate(heights)
 
 
 def choose_cut(
     heights: NDArray[np.float64], threshold: float | str | None, n_clusters: int | None
 ) -> tuple[int, float | None]:
-    """Return the number of clusters, and the height of the cut; None where nothing is cut.
+    """Return the number of clusters and the height of the cut.
 
-    Clusters merge until the next merge is above the threshold; with centroid linkage later ones may be below it again,
-    and are not made. If the threshold is no number, as many clusters are left as given, or as the largest gap says.
+    Parameters
+    ----------
+    heights
+        Heights of the merges of m clients, ``[m-1]``.
+    threshold
+        Clusters merge until the next merge is above this height. With centroid linkage later merges
+        may be below it again; they are undone, too. If it is not a number, ``n_clusters`` decides.
+    n_clusters
+        Number of clusters; if unset, :func:`count_clusters_by_gap` decides.
+
+    Returns
+    -------
+    tuple of int and float or None
+        The height is None if no merge is undone and no threshold is given.
     """
     if isinstance(threshold, int | float):
         above = np.flatnonzero(heights > threshold)
@@ -204,97 +279,168 @@ def choose_cut(
 Matrix = NDArray[np.float64]
 
 MERGED_TOGETHER = 32
-"""Clients up to whom dendrograms are made side by side; it takes n³ steps of each, and SciPy n²."""
+"""Largest number of clients for which dendrograms are made in one batch.
+
+The batch takes n³ steps for each dendrogram, and SciPy n².
+"""
 
 
-def _merged_one_by_one(similarities: Matrix) -> tuple[Labels, Matrix]:
-    """Return what merges in each step of b dendrograms, ``[b, n-1, 2]``, and how similar they are on average."""
-    found: list[Matrix] = []
+def _merge_one_by_one(similarities: Matrix) -> tuple[Labels, Matrix]:
+    """Make b dendrograms of average linkage, one after the other, with SciPy.
+
+    Returns
+    -------
+    tuple of numpy.ndarray
+        The clusters that merge in each step, ``[b, n-1, 2]``, and their mean similarity,
+        ``[b, n-1]``.
+    """
+    dendrograms: list[Matrix] = []
     for similarity in similarities:
         apart = scipy.spatial.distance.squareform(1 - similarity, checks=False)
-        found.append(agglomerate(apart, "average"))
-    merges = np.stack(found) if found else np.empty((0, similarities.shape[1] - 1, 4))
+        dendrograms.append(agglomerate(apart, "average"))
+    if not dendrograms:
+        n = similarities.shape[1]
+        return np.empty((0, n - 1, 2), dtype=np.int64), np.empty((0, n - 1))
+    merges = np.stack(dendrograms)
     return merges[:, :, :2].astype(np.int64), 1 - merges[:, :, 2]
 
 
-def _merged_together(similarities: Matrix) -> tuple[Labels, Matrix]:
-    """Return the same, in as many steps for all dendrograms as for one: of few clients each takes SciPy longer."""
+def _merge_in_batch(similarities: Matrix) -> tuple[Labels, Matrix]:
+    """Make b dendrograms as :func:`_merge_one_by_one`, step by step for all of them together.
+
+    For few clients this is faster than one call of SciPy for each dendrogram.
+    """
     b, n, _ = similarities.shape
-    rows, own = np.arange(b), np.arange(n)
-    merges, across = np.empty((b, n - 1, 2), dtype=np.int64), np.empty((b, n - 1))
-    names, sizes, alive = np.tile(own, (b, 1)), np.ones((b, n)), np.ones((b, n), dtype=bool)
-    sums, means = similarities.copy(), similarities.copy()  # over all pairs of one and the other cluster
-    means[:, own, own] = -np.inf
+    rows = np.arange(b)
+    diagonal = np.arange(n)
+    merges = np.empty((b, n - 1, 2), dtype=np.int64)
+    across = np.empty((b, n - 1))
+    # Column i stands for a cluster as long as it is alive: for cluster numbers[:, i].
+    numbers = np.tile(diagonal, (b, 1))
+    sizes = np.ones((b, n))
+    alive = np.ones((b, n), dtype=bool)
+    sums = similarities.copy()  # over all pairs of a client of one and a client of another cluster
+    means = similarities.copy()
+    means[:, diagonal, diagonal] = -np.inf
     for step in range(n - 1):
         x, y = np.divmod(means.reshape(b, -1).argmax(axis=1), n)
-        merges[:, step, 0], merges[:, step, 1], across[:, step] = names[rows, x], names[rows, y], means[rows, x, y]
-        names[rows, x], alive[rows, y] = n + step, False
+        merges[:, step, 0] = numbers[rows, x]
+        merges[:, step, 1] = numbers[rows, y]
+        across[:, step] = means[rows, x, y]
+
+        numbers[rows, x] = n + step
+        alive[rows, y] = False
         sizes[rows, x] += sizes[rows, y]
-        joined = sums[rows, x] + sums[rows, y]
-        sums[rows, x], sums[rows, :, x] = joined, joined
-        mean = np.where(alive, joined / (sizes[rows, x][:, None] * sizes), -np.inf)
-        mean[rows, x] = -np.inf
-        means[rows, x], means[rows, :, x] = mean, mean
-        means[rows, y], means[rows, :, y] = -np.inf, -np.inf
+        joined_sums = sums[rows, x] + sums[rows, y]
+        sums[rows, x] = joined_sums
+        sums[rows, :, x] = joined_sums
+
+        joined_means = joined_sums / (sizes[rows, x][:, None] * sizes)
+        joined_means = np.where(alive, joined_means, -np.inf)
+        joined_means[rows, x] = -np.inf
+        means[rows, x] = joined_means
+        means[rows, :, x] = joined_means
+        means[rows, y] = -np.inf
+        means[rows, :, y] = -np.inf
     return merges, across
 
 
 class Dendrograms:
-    """Average linkage of b similarity matrices ``[b, n, n]``, and what their clusters are worth."""
+    """Dendrograms of average linkage for b similarity matrices, and their best prunings.
+
+    A cluster c is worth |c| times the mean similarity of its pairs, and a single client is worth
+    its similarity with itself. The worth of a partition is the sum over its clusters, so the best
+    pruning of a dendrogram, at a given cost of each cluster, is found from the leaves up.
+
+    Parameters
+    ----------
+    similarities
+        ``[b, n, n]``, symmetric.
+    """
 
     def __init__(self, similarities: Matrix) -> None:
         b, n, _ = similarities.shape
-        self.n, self._rows = n, np.arange(b)
-        self._merges, across = (_merged_together if n <= MERGED_TOGETHER else _merged_one_by_one)(similarities)
+        self.n = n
+        self._rows = np.arange(b)
+        merge = _merge_in_batch if n <= MERGED_TOGETHER else _merge_one_by_one
+        self._merges, across = merge(similarities)
         self._worth = np.zeros((b, 2 * n - 1))  # of each cluster of the dendrogram
         self._worth[:, :n] = similarities.diagonal(axis1=1, axis2=2)
-        inside, sizes = np.zeros((b, 2 * n - 1)), np.ones((b, 2 * n - 1))  # sums over ordered pairs
-        for new, x, y in self._upwards():
-            both = sizes[self._rows, x], sizes[self._rows, y]
-            sizes[:, new] = both[0] + both[1]
-            pairs = 2 * both[0] * both[1] * across[:, new - n]
-            inside[:, new] = inside[self._rows, x] + inside[self._rows, y] + pairs
-            self._worth[:, new] = inside[:, new] / (sizes[:, new] - 1)
+        inside = np.zeros((b, 2 * n - 1))  # sum of similarities over ordered pairs of a cluster
+        sizes = np.ones((b, 2 * n - 1))
+        for cluster, x, y in self._iterate_merges():
+            x_size = sizes[self._rows, x]
+            y_size = sizes[self._rows, y]
+            sizes[:, cluster] = x_size + y_size
+            pairs = 2 * x_size * y_size * across[:, cluster - n]
+            inside[:, cluster] = inside[self._rows, x] + inside[self._rows, y] + pairs
+            self._worth[:, cluster] = inside[:, cluster] / (sizes[:, cluster] - 1)
 
-    def _upwards(self) -> Iterator[tuple[int, Labels, Labels]]:
+    def _iterate_merges(self) -> Iterator[tuple[int, Labels, Labels]]:
+        """Yield each merged cluster, and its two children ``[b]``, from the leaves up."""
         for step in range(self.n - 1):
             yield self.n + step, self._merges[:, step, 0], self._merges[:, step, 1]
 
-    def _pruned(self, cost: Matrix) -> tuple[Matrix, Matrix, NDArray[np.bool_]]:
-        """Return worth and number of clusters of the best pruning, and which clusters of the dendrogram stay whole."""
-        worth, clusters = self._worth.copy(), np.ones_like(self._worth)
-        whole = np.ones(worth.shape, dtype=bool)
-        for new, x, y in self._upwards():
-            apart = worth[self._rows, x] + worth[self._rows, y]
-            count = clusters[self._rows, x] + clusters[self._rows, y]
-            whole[:, new] = self._worth[:, new] - cost >= apart - cost * count
-            worth[:, new] = np.where(whole[:, new], self._worth[:, new], apart)
-            clusters[:, new] = np.where(whole[:, new], 1, count)
-        return worth[:, -1], clusters[:, -1], whole
+    def _prune(self, cost: Matrix) -> tuple[Matrix, Matrix, NDArray[np.bool_]]:
+        """Find the best prunings at costs ``[b]`` of each cluster.
 
-    def steepest(self) -> Matrix:
-        """Return Λ, ``[b]``: the largest cost of a cluster at which more than one pays; 0 where none does."""
+        Returns
+        -------
+        tuple of numpy.ndarray
+            The worth and the number of clusters of each pruning, ``[b]``, and which clusters of the
+            dendrogram are not split, ``[b, 2n-1]``.
+        """
+        worth = self._worth.copy()
+        counts = np.ones_like(self._worth)
+        whole = np.ones(worth.shape, dtype=bool)
+        for cluster, x, y in self._iterate_merges():
+            split_worth = worth[self._rows, x] + worth[self._rows, y]
+            split_count = counts[self._rows, x] + counts[self._rows, y]
+            own_worth = self._worth[:, cluster]
+            stays_whole = own_worth - cost >= split_worth - cost * split_count
+            whole[:, cluster] = stays_whole
+            worth[:, cluster] = np.where(stays_whole, own_worth, split_worth)
+            counts[:, cluster] = np.where(stays_whole, 1, split_count)
+        return worth[:, -1], counts[:, -1], whole
+
+    def find_critical_costs(self) -> Matrix:
+        """Return Λ, ``[b]``: the largest cost of a cluster at which more than one pays, or 0.
+
+        Each pruning is worth as much as one cluster at some cost. The next pruning is made at that
+        cost. It has fewer clusters, so there are at most n steps.
+        """
         cost = np.zeros(len(self._rows))
-        while True:  # each pruning gives the cost at which it ties with one cluster: there are at most n
-            worth, clusters, _ = self._pruned(cost)
-            ties = np.where(clusters > 1, (worth - self._worth[:, -1]) / np.maximum(clusters - 1, 1), 0.0)
+        while True:
+            worth, counts, _ = self._prune(cost)
+            gain_per_cluster = (worth - self._worth[:, -1]) / np.maximum(counts - 1, 1)
+            ties = np.where(counts > 1, gain_per_cluster, 0.0)
             if (ties <= cost + 1e-12).all():
                 return cost
             cost = np.maximum(cost, ties)
 
-    def labels(self, cost: float) -> Labels:
-        """Return the clusters ``[n]`` of the first dendrogram's best pruning."""
-        _, _, whole = self._pruned(np.full(len(self._rows), cost))
-        labels, found = np.zeros(self.n, dtype=np.int64), 0
-        open_ = [2 * self.n - 2]
-        while open_:
-            if whole[0, top := open_.pop()]:
-                labels[self._members(top)], found = found, found + 1
+    def find_labels(self, cost: float) -> Labels:
+        """Return the clusters ``[n]`` of the best pruning of the first dendrogram."""
+        _, _, whole = self._prune(np.full(len(self._rows), cost))
+        labels = np.zeros(self.n, dtype=np.int64)
+        next_label = 0
+        pending = [2 * self.n - 2]
+        while pending:
+            cluster = pending.pop()
+            if whole[0, cluster]:
+                labels[self._list_members(cluster)] = next_label
+                next_label += 1
             else:
-                open_ += self._merges[0, top - self.n].tolist()
+                pending += self._merges[0, cluster - self.n].tolist()
         return labels
 
-    def _members(self, cluster: int) -> list[int]:
-        if cluster < self.n:
-            return [cluster]
-        return [i for child in self._merges[0, cluster - self.n].tolist() for i in self._members(child)]
+    def _list_members(self, cluster: int) -> list[int]:
+        """Return the clients of a cluster of the first dendrogram."""
+        members: list[int] = []
+        pending = [cluster]
+        while pending:
+            node = pending.pop()
+            if node < self.n:
+                members.append(node)
+            else:
+                pending += self._merges[0, node - self.n].tolist()
+        return members

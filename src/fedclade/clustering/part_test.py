@@ -1,26 +1,31 @@
-"""Are there clusters? What the updates of many parts of the clients' data say, however few the clients are.
+"""Permutation test for clusters, from updates of several parts of each client's data.
 
-Every client makes r updates at one model, each from an equally large part of its training data. If all clients have one
-distribution, and no part had more to do with that model than another, all n·r parts are exchangeable: it does not
-matter which of them is whose. So they are shuffled over all clients. Six clients of four parts can be parted into three
-and three in 24!/(12!·12!) ways, and a single client has parts of its own.
+It works for any number of clients, however small. Each client makes r updates of one model, each
+from an equally large part of its training data. If all clients have the same distribution, and no
+part had more influence on that model than another, then all n·r parts are exchangeable: it does
+not matter which client owns which part. The test shuffles the parts over all clients. Six clients
+with four parts each can be split into three and three in 24!/(12!·12!) ways, and even a single
+client can be compared with others by its parts.
 
-*Clusters.* The similarity of two clients is the mean cosine of a part of one and a part of the other; of a client with
-itself, that of two different parts. Average linkage makes a dendrogram. A cluster c is worth |c| times the mean
-similarity of its pairs, a client by itself its similarity with itself. The best pruning of the dendrogram, at a cost λ
-for every cluster, is found from the leaves up, since the worth of a partition is the sum of that of its clusters.
+*Clusters.* The similarity of two clients is the mean cosine of a part of one and a part of the
+other. The similarity of a client with itself is that of two different parts. Average linkage makes
+a dendrogram. A cluster c is worth |c| times the mean similarity of its pairs, and a single client
+is worth its similarity with itself. The worth of a partition is the sum over its clusters, so the
+best pruning of the dendrogram, at a cost λ of each cluster, is found from the leaves up.
 
-*The statistic* is Λ, the largest cost of a cluster at which more than one cluster still pays. One client that differs
-and two halves that do are told from chance alike, as it is the gain per cluster. The p-value is the share of shuffles,
-the true order among them, in which Λ is as large; linkage and pruning are made anew in each of them.
+*Statistic.* It is Λ, the largest cost of a cluster at which more than one cluster still pays. As
+it is the gain per cluster, it detects one client that differs as well as two halves that differ.
+The p-value is the share of shuffles, including the true order, in which Λ is at least as large.
+Linkage and pruning are repeated for each shuffle.
 
-*The views.* All of this is done in two views of the parts (:func:`~fedclade.clustering.part_similarity.build_views`), each
-at half the level: by their cosines, and with the directions evened out in which they vary most.
+*Views.* All of this is done in two views of the parts (:func:`build_views`), each at half the
+level: the cosines, and the cosines after the directions of largest variance are scaled down.
 
-*The cut.* Where a test rejects that there is one cluster, the dendrogram is pruned at the cost that is exceeded in one
-of twenty shuffles; then single clients change their cluster while that makes the partition worth more. The view that
-rejects most clearly counts, among those in which the clusters gain more than the noise of an update each. What it finds
-is tested again, each cluster by itself, until none is parted any more.
+*Cut.* If a test rejects that there is one cluster, the dendrogram is pruned at the cost that Λ
+exceeds in one of twenty shuffles. Then single clients change their cluster as long as this makes
+the partition worth more. Of the views in which the clusters gain more than the noise of an update
+each, the one that rejects most clearly counts. Each of its clusters is tested again by itself,
+until no test rejects.
 """
 
 from __future__ import annotations
@@ -30,77 +35,126 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedclade.clustering.linkage import Dendrograms, Matrix
 from fedclade.clustering.similarity import Labels, are_signs, convert_sign_cosines, number_clusters
 
-# How alike clients are by the updates of parts of their data, and what it is worth to part the
-# clients.
+# Similarity of clients by the updates of parts of their data, and the worth of a partition.
 
 VIEWS = 2
-"""In which parts are looked at: by their cosines, and with their directions evened out."""
+"""Number of views in which parts are compared; see :func:`build_views`."""
 
 EVENED = 10
-"""Directions in which parts vary so many times as much as in the median one count half as much as they could."""
+"""Multiple of the median variance at which a direction is scaled by half in the second view."""
 
 LEAST_GAIN = 1e-9
-"""Of a move from cluster to cluster: what gains less is rounding, and might be made for ever."""
+"""Least gain of moving a client: less is rounding, and such moves might go on for ever."""
 
 NOTHING = 1e-6
-"""Of the largest variance: directions with less are those of rounding."""
+"""Variance, as a share of the largest, below which a direction is rounding."""
 
 
 def compute_part_similarity(signatures: Tensor) -> Matrix:
-    """Return the cosines of all parts ``[n·r, n·r]`` of signatures ``[n, r, R]``, with zeros on the diagonal."""
-    flat = signatures.flatten(0, 1)
-    unit = flat / flat.norm(dim=1, keepdim=True).clamp(min=1e-30)
+    """Compute the cosines of all parts.
+
+    Parameters
+    ----------
+    signatures
+        Of r parts of each of n clients, ``[n, r, R]``.
+
+    Returns
+    -------
+    numpy.ndarray
+        ``[n·r, n·r]``, with zeros on the diagonal.
+    """
+    rows = signatures.flatten(0, 1)
+    unit = rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-30)
     cosines = (unit @ unit.T).double().cpu().numpy()
-    if are_signs(flat):
+    if are_signs(rows):
         cosines = convert_sign_cosines(cosines)
     np.fill_diagonal(cosines, 0.0)
     return cosines
 
 
 def average_client_similarity(cosines: Matrix, parts: int) -> Matrix:
-    """Return the mean cosine of two clients' parts ``[..., n, n]``; on the diagonal, of a client's different ones."""
-    *some, size, _ = cosines.shape
+    """Average the similarities of parts over pairs of clients.
+
+    Parameters
+    ----------
+    cosines
+        Of all parts, ``[..., n·r, n·r]``, with zeros on the diagonal.
+    parts
+        Number r of parts of each client.
+
+    Returns
+    -------
+    numpy.ndarray
+        ``[..., n, n]``. The diagonal has the mean over each client's pairs of different parts.
+    """
+    *batch, size, _ = cosines.shape
     n = size // parts
-    mean = cosines.reshape(*some, n, parts, n, parts).sum((-3, -1)) / parts**2
-    own = np.arange(n)
-    mean[..., own, own] *= parts / (parts - 1)
+    mean = cosines.reshape(*batch, n, parts, n, parts).sum((-3, -1)) / parts**2
+    diagonal = np.arange(n)
+    # A client's r parts make r(r − 1) pairs of different parts; the other r summands are zeros.
+    mean[..., diagonal, diagonal] *= parts / (parts - 1)
     return mean
 
 
 def compute_worth(similarity: Matrix, labels: Labels) -> float:
-    """Return what a partition ``[n]`` is worth: |c| times the mean similarity of its pairs, over its clusters."""
-    found = 0.0
+    """Return the worth of a partition ``[n]``: Σ |c| times the mean similarity of pairs in c."""
+    worth = 0.0
     for cluster in np.unique(labels):
         members = np.flatnonzero(labels == cluster)
         block = similarity[np.ix_(members, members)]
-        alone = len(members) == 1
-        found += float(block.sum()) if alone else float((block.sum() - np.trace(block)) / (len(members) - 1))
-    return found
+        if len(members) == 1:
+            worth += float(block.sum())
+        else:
+            worth += float((block.sum() - np.trace(block)) / (len(members) - 1))
+    return worth
 
 
 def improve_partition(similarity: Matrix, labels: Labels, cost: float) -> Labels:
-    """Return a partition ``[n]`` after single clients changed their cluster while its worth, less costs, could grow.
+    """Move single clients to other clusters while the worth, less the costs, grows.
 
-    A dendrogram never takes back what it once merged, so that one noisy client may sit in the wrong branch. The most
-    gainful move is made first. That every client moves into one cluster gains nothing where the partition pays.
+    A dendrogram never undoes a merge, so a single noisy client may be in the wrong branch. The move
+    that gains most is made first. If the partition pays, merging all clients into one cluster gains
+    nothing.
+
+    Parameters
+    ----------
+    similarity
+        Of clients, ``[n, n]``.
+    labels
+        The partition ``[n]``, with labels 0, 1, ...; it is not changed.
+    cost
+        Cost of each cluster.
+
+    Returns
+    -------
+    numpy.ndarray
+        The improved partition ``[n]``.
     """
-    own, labels = similarity.diagonal(), labels.copy()
+    own = similarity.diagonal()
+    labels = labels.copy()
     pairs = similarity - np.diag(own)
-    everybody = np.arange(len(labels))
+    rows = np.arange(len(labels))
     while True:
         members = np.eye(labels.max() + 1)[labels]  # [n, k]
-        sizes, towards = members.sum(0), pairs @ members
-        inside, alone = (members * towards).sum(0), own @ members  # alone: of clusters of one
-        worth = np.where(sizes > 1, inside / np.maximum(sizes - 1, 1), alone)
-        here = towards[everybody, labels]
-        left = _worth_left(sizes[labels], inside[labels] - 2 * here, alone[labels] - own, cost)
-        gains = (inside + 2 * towards) / sizes - worth + (left - worth[labels])[:, None]  # [n, k]
-        gains[everybody, labels] = 0.0
+        sizes = members.sum(0)
+        towards = pairs @ members  # sum of similarities of each client to each cluster, [n, k]
+        inside = (members * towards).sum(0)
+        single_worth = own @ members  # applies to clusters of one client
+        worth = np.where(sizes > 1, inside / np.maximum(sizes - 1, 1), single_worth)
+        to_own_cluster = towards[rows, labels]
+        remaining = _compute_remaining_worth(
+            sizes[labels], inside[labels] - 2 * to_own_cluster, single_worth[labels] - own, cost=cost
+        )
+        gain_of_joining = (inside + 2 * towards) / sizes - worth
+        gain_of_leaving = (remaining - worth[labels])[:, None]
+        gains = gain_of_joining + gain_of_leaving  # [n, k]
+        gains[rows, labels] = 0.0
         client, cluster = np.unravel_index(gains.argmax(), gains.shape)
         if gains[client, cluster] <= LEAST_GAIN:
             return labels
@@ -108,234 +162,326 @@ def improve_partition(similarity: Matrix, labels: Labels, cost: float) -> Labels
         labels = np.unique(labels, return_inverse=True)[1]
 
 
-def _worth_left(sizes: Matrix, inside: Matrix, alone: Matrix, cost: float) -> Matrix:
-    """Return what each client's cluster is worth without it, ``[n]``; one that is left empty saves its cost."""
-    of_many = inside / np.maximum(sizes - 2, 1)
-    return np.where(sizes == 1, cost, np.where(sizes == 2, alone, of_many))
+def _compute_remaining_worth(sizes: Matrix, inside: Matrix, single_worth: Matrix, *, cost: float) -> Matrix:
+    """Return the worth ``[n]`` of each client's cluster without it; an empty one saves its cost."""
+    many_worth = inside / np.maximum(sizes - 2, 1)
+    of_others = np.where(sizes == 2, single_worth, many_worth)
+    return np.where(sizes == 1, cost, of_others)
 
 
 def estimate_noise(similarity: Matrix, parts: int) -> float:
-    """Return σ², the noise of the mean of a client's r parts: an r-th of that of one, which two of a client show."""
+    """Estimate σ², the noise of the mean of a client's r parts.
+
+    It is 1/r of the noise of one part, which shows in the similarity of two parts of one client.
+    """
     return max(0.0, 1 - float(similarity.diagonal().mean())) / parts
 
 
 def compute_gain_by_parts(similarity: Matrix, labels: Labels, noise: float) -> float:
-    """Return the gain of a partition ``[n]`` per client: its worth, less that of one cluster and the others' noise."""
+    """Return the gain of a partition ``[n]`` per client.
+
+    The gain is the worth of the partition, less that of one cluster, less the noise σ² for each
+    cluster but the first.
+    """
     clusters = len(np.unique(labels))
-    one = compute_worth(similarity, np.zeros_like(labels))
-    return (compute_worth(similarity, labels) - one - (clusters - 1) * noise) / len(labels)
+    one_cluster = compute_worth(similarity, np.zeros_like(labels))
+    extra_noise = (clusters - 1) * noise
+    return (compute_worth(similarity, labels) - one_cluster - extra_noise) / len(labels)
 
 
 def build_views(cosines: Matrix, across: Matrix | None = None) -> tuple[Matrix, Matrix]:
-    """Return how alike parts are in two views, each ``[N, N]`` with zeros on the diagonal: cosines, and evened out.
+    """Build two views of the similarity of parts: the cosines, and the evened cosines.
 
-    Where updates vary most, it is often for reasons of no interest: how many examples of each label there happen to be
-    moves the whole last layer. Therefore in the second view the directions of variance v (eigenvalues of the cosines,
-    less those with the parts' mean) are scaled to v/(v + λ), with λ ten times the median of v: those of large variance
-    count about alike. The more parts, the better this tells noise that all have in common from what only some have.
+    Updates often vary most for reasons of no interest: the number of examples of each label that a
+    part happens to have moves the whole last layer. In the second view the directions of variance
+    v (eigenvalues of the centred cosines) are therefore scaled to v/(v + λ), with λ ten times the
+    median of v. Directions of large variance then count about equally. The more parts there are,
+    the better this separates noise that all of them share from differences of some of them.
 
-    Nothing in either view hangs on which part is whose, so that shuffling clients' parts shuffles the views, too.
+    Neither view uses the clients that own the parts, so shuffling the parts shuffles the views.
 
     Parameters
     ----------
     cosines
         Of N parts (:func:`compute_part_similarity`), from which the views are made, ``[N, N]``.
     across
-        Of M other parts with these, ``[M, N]``: the views are then of those, and rows may have any scale.
+        Of M other parts with these, ``[M, N]``. If given, the views of these are returned instead,
+        and their rows may have any scale.
+
+    Returns
+    -------
+    tuple of numpy.ndarray
+        The two views, ``[N, N]`` with zeros on the diagonal, or ``[M, N]``.
     """
     whole = cosines + np.eye(len(cosines))
     middle = whole.mean(0)
-    own = whole - middle - middle[:, None] + middle.mean()
-    values, vectors = np.linalg.eigh(own)
+    centred = whole - middle - middle[:, None] + middle.mean()
+    values, vectors = np.linalg.eigh(centred)
     values = np.maximum(values, 0.0)
-    scaled = values + EVENED * max(float(np.median(values[values >= NOTHING * values[-1]])), 1e-30)
-    evening = (vectors / scaled) @ vectors.T
-    lengths = np.sqrt(np.maximum((own * evening).sum(1), 1e-30))
+    median = float(np.median(values[values >= NOTHING * values[-1]]))
+    damped = values + EVENED * max(median, 1e-30)
+    evening = (vectors / damped) @ vectors.T
+    lengths = np.sqrt(np.maximum((centred * evening).sum(1), 1e-30))
     if across is not None:
-        apart = across - across.mean(1, keepdims=True) - middle + middle.mean()
-        return across, apart @ evening / lengths
-    evened = own @ evening / np.outer(lengths, lengths)
+        centred_across = across - across.mean(1, keepdims=True) - middle + middle.mean()
+        return across, centred_across @ evening / lengths
+    evened = centred @ evening / np.outer(lengths, lengths)
     np.fill_diagonal(evened, 0.0)
     return cosines, evened
 
 
 def estimate_gammas(similarity: Matrix, parts: int) -> Matrix:
-    """Return γ_i of CFL's eq. 39 for whole updates, which have an r-th of the noise of a part's, ``[n]``."""
+    """Estimate γ_i of CFL's eq. 39 for whole updates, ``[n]``.
+
+    A whole update has 1/r of the noise of a part's update.
+    """
     own = similarity.diagonal()
     with np.errstate(divide="ignore"):
         return np.where(own > 0, np.sqrt(np.maximum(1 / own - 1, 0) / parts), np.inf)
 
 
 CUT = 0.05
-"""Share of shuffles in which a cluster costs more than at the cut."""
+"""Share of shuffles in which Λ exceeds the cost of the cut."""
 
 DRAWS_TO_RESOLVE = 4
-"""A sample of shuffles is so many times as large as one over the level."""
+"""Number of shuffles in a sample, as a multiple of 1 / level."""
 
 FEWEST_DRAWS = 400
-"""Shuffles that the cost at the cut is read off."""
+"""Least number of shuffles, from which the cost of the cut is estimated."""
 
 MOST_DRAWS = 4_000_000
-"""Of a sample. A level that needs more is reached by nothing, and few shuffles show that as well."""
+"""Largest sample of shuffles. No result is significant at a level that needs more shuffles, and
+few of them show that as well."""
 
 ENOUGH = 100
-"""Shuffles that part as well: whatever more would be drawn, the p-value is not small (Besag and Clifford 1991)."""
+"""Shuffles with as large a Λ after which sampling stops: the p-value is not small, whatever else
+would be drawn (Besag and Clifford 1991)."""
 
 LARGEST_TESTED = 128
-"""Clients whose parts are shuffled; of more, so many are drawn, and the others go to the clusters of these."""
+"""Largest number of clients whose parts are shuffled. If there are more, a sample of this size is
+tested, and the other clients join the clusters of the sample."""
 
 ENTRIES_AT_ONCE = 2**21
-"""Of similarities that are shuffled together: 16 MiB."""
+"""Similarities that are shuffled at a time: 16 MiB."""
 
 MOST_PARTS = 8
-"""Of a client's data."""
+"""Largest number of parts of a client's data."""
 
 PLENTY = 150
-"""Examples of a part from which on more parts tell more than larger ones."""
+"""Examples in a part above which more parts improve the test more than larger parts do."""
 
 PARTS_OF_ALL = 160
-"""Clients whose data are plenty are not asked for more than so many parts together."""
+"""Largest number of parts of all clients together that plenty of data leads to."""
 
 
 @dataclass(frozen=True, eq=False)
 class PartFinding:
-    """What the updates of all parts say about clusters."""
+    """Result of the test by parts."""
 
-    labels: Labels  # the clusters [n]; zeros where no test rejects that there is one
-    p_value: float  # of there being one distribution only, of both views together
-    strength: float  # Λ over what it must exceed, in the view that tells the clusters; 0 if none does
-    view: int
-    tested: Labels  # the clients [m] whose parts were shuffled: all, but of many
-    similarities: tuple[Matrix, ...]  # of these in each view, [m, m]
+    labels: Labels  # the clusters [n]; zeros if no test rejects that there is one
+    p_value: float  # of the hypothesis of one distribution, from both views together
+    strength: float  # Λ over its critical value, in the view that gave the clusters; 0 if none did
+    view: int  # number of that view
+    tested: Labels  # clients [m] whose parts were shuffled: all, or a sample if there are many
+    similarities: tuple[Matrix, ...]  # of the tested clients in each view, [m, m]
     parts: int
 
-    def gains(self, labels: Labels) -> list[float]:
-        """Return what a partition ``[n]`` gains per client in each view."""
-        own = labels[self.tested]
-        return [compute_gain_by_parts(each, own, estimate_noise(each, self.parts)) for each in self.similarities]
+    def compute_gains(self, labels: Labels) -> list[float]:
+        """Return the gain per client of a partition ``[n]``, in each view."""
+        tested_labels = labels[self.tested]
+        gains: list[float] = []
+        for similarity in self.similarities:
+            noise = estimate_noise(similarity, self.parts)
+            gains.append(compute_gain_by_parts(similarity, tested_labels, noise))
+        return gains
 
 
 def choose_part_count(clients: int, examples: int, level: float, smallest: int) -> int:
-    """Return r: the fewest parts by which one client of n can be told from the others, and more if data are plenty.
+    """Choose the number r of parts of each client's data.
 
-    That all r parts of some client come to lie together has the chance n/C(n·r, r) in a shuffle. Fewer parts are
-    larger, and a model learns more from them; from more the noise is known better. No part has fewer than ``smallest``
-    examples, but there are two in any case.
+    It is the smallest r by which one client of n can be distinguished from the others at this
+    level, or a larger one if data are plenty. In a shuffle the r parts of some client stay together
+    with probability n/C(n·r, r). Fewer parts are larger, so a model learns more from each; more
+    parts give a better estimate of the noise.
+
+    Parameters
+    ----------
+    clients
+        Number n of clients.
+    examples
+        Number of training examples of the client with the fewest.
+    level
+        Significance level of the test.
+    smallest
+        Least number of examples in a part. It is exceeded only to have two parts.
+
+    Returns
+    -------
+    int
+        From 2 to :data:`MOST_PARTS`.
     """
-    r = 2
-    while r < MOST_PARTS and clients / math.comb(clients * r, r) > level / 12:
-        r += 1
+    needed = 2
+    while needed < MOST_PARTS and clients / math.comb(clients * needed, needed) > level / 12:
+        needed += 1
     plenty = min(MOST_PARTS, examples // PLENTY, PARTS_OF_ALL // clients)
-    return max(2, min(max(r, plenty), examples // smallest))
+    return max(2, min(max(needed, plenty), examples // smallest))
 
 
 def compute_lowest_p_value(clients: int, parts: int) -> float:
-    """Return the p-value that cannot be fallen below, for two clusters that are as large as they can be.
+    """Return the smallest possible p-value, for two clusters of equal size.
 
-    It is no smaller than what shuffles can resolve.
+    It is at least the smallest p-value that the number of shuffles can resolve.
     """
-    half = min(100, clients // 2 * parts)  # from there on shuffles are what limits it, and of millions ways are long
+    # Beyond 100 of 200 parts the number of shuffles is the limit, and the binomial is a huge number.
+    half = min(100, clients // 2 * parts)
     ways = math.comb(min(clients * parts, 200), half)
-    return max(2 / ways if clients % 2 == 0 else 1 / ways, DRAWS_TO_RESOLVE / MOST_DRAWS)
+    smallest = 2 / ways if clients % 2 == 0 else 1 / ways
+    return max(smallest, DRAWS_TO_RESOLVE / MOST_DRAWS)
 
 
 def find_by_parts(
     cosines: Matrix, parts: int, level: float, draw: np.random.Generator, level_inside: float | None = None
 ) -> PartFinding:
-    """Find the clusters of n clients by the cosines of their parts, ``[n·r, n·r]``.
+    """Find the clusters of n clients by the cosines of their parts.
 
     Parameters
     ----------
     cosines
-        Of the parts' updates, all parts of a client behind each other (:func:`compute_part_similarity`).
+        Of the parts' updates, ``[n·r, n·r]``, with each client's parts in consecutive rows; see
+        :func:`compute_part_similarity`.
     parts
-        r, at least 2.
+        Number r of parts of each client, at least 2.
     level
-        The chance of parting clients of one distribution.
+        Probability of splitting clients that have one distribution.
     draw
-        Of shuffles.
+        Generator of the shuffles.
     level_inside
-        The chance of parting a cluster that was found; ``level``, if left out.
+        Probability of splitting a found cluster of one distribution; ``level`` by default.
+
+    Returns
+    -------
+    PartFinding
+        The clusters and the p-value.
     """
     inside = level_inside or level
     n = len(cosines) // parts
     if n > LARGEST_TESTED:
-        return _found_in_some(cosines, parts, level, draw, inside)
+        return _find_in_sample(cosines, parts, level, draw=draw, level_inside=inside)
     views = build_views(cosines)
     similarities = tuple(average_client_similarity(view, parts) for view in views)
-    best = PartFinding(np.zeros(n, dtype=np.int64), 1.0, 0.0, 0, np.arange(n), similarities, parts)
+    best = PartFinding(
+        labels=np.zeros(n, dtype=np.int64),
+        p_value=1.0,
+        strength=0.0,
+        view=0,
+        tested=np.arange(n),
+        similarities=similarities,
+        parts=parts,
+    )
     if n < 2:
         return best
     for number, (view, similarity) in enumerate(zip(views, similarities, strict=True)):
-        labels, p_value, strength = _tested(view, parts, level / VIEWS, draw)
+        labels, p_value, strength = _test_once(view, parts, level / VIEWS, draw=draw)
         best = replace(best, p_value=min(best.p_value, VIEWS * p_value))
-        if labels.any() and strength > best.strength:
-            _part_further(labels, view, parts, inside, draw)
-            if compute_gain_by_parts(similarity, labels, estimate_noise(similarity, parts)) > 0:
-                best = replace(best, labels=number_clusters(labels), strength=strength, view=number)
+        if not labels.any() or strength <= best.strength:
+            continue
+        _split_further(labels, view, parts, level=inside, draw=draw)
+        if compute_gain_by_parts(similarity, labels, estimate_noise(similarity, parts)) > 0:
+            best = replace(best, labels=number_clusters(labels), strength=strength, view=number)
     return best
 
 
-def _part_further(labels: Labels, view: Matrix, parts: int, level: float, draw: np.random.Generator) -> None:
-    """Test each cluster by itself, and those that it is parted into, and change its labels."""
-    open_ = list(range(labels.max() + 1))
-    while open_:
-        members = np.flatnonzero(labels == open_.pop())
+def _split_further(labels: Labels, view: Matrix, parts: int, *, level: float, draw: np.random.Generator) -> None:
+    """Test each cluster by itself, split it if the test rejects, and change ``labels`` in place."""
+    pending = list(range(labels.max() + 1))
+    while pending:
+        members = np.flatnonzero(labels == pending.pop())
         if len(members) < 2:
             continue
-        mine = (members[:, None] * parts + np.arange(parts)).ravel()
-        deeper = _tested(view[np.ix_(mine, mine)], parts, level, draw)[0]
-        for new in range(1, deeper.max() + 1):
-            labels[members[deeper == new]] = labels.max() + 1
-        if deeper.any():
-            open_ += np.unique(labels[members]).tolist()
+        rows = _list_part_rows(members, parts)
+        inner_labels = _test_once(view[np.ix_(rows, rows)], parts, level, draw=draw)[0]
+        for inner in range(1, inner_labels.max() + 1):
+            labels[members[inner_labels == inner]] = labels.max() + 1
+        if inner_labels.any():
+            pending += np.unique(labels[members]).tolist()
 
 
-def _tested(view: Matrix, parts: int, level: float, draw: np.random.Generator) -> tuple[Labels, float, float]:
-    """Test once, and prune once: return the clusters, the p-value, and Λ over what it must exceed."""
+def _list_part_rows(clients: Labels, parts: int) -> NDArray[np.int64]:
+    """Return the row numbers of the parts of some clients."""
+    return (clients[:, None] * parts + np.arange(parts)).ravel()
+
+
+def _test_once(view: Matrix, parts: int, level: float, *, draw: np.random.Generator) -> tuple[Labels, float, float]:
+    """Test for clusters and prune once.
+
+    Returns
+    -------
+    tuple of numpy.ndarray, float and float
+        The clusters ``[n]``, the p-value, and Λ over its critical value.
+    """
     similarity = average_client_similarity(view, parts)
     trees = Dendrograms(similarity[None])
-    seen = float(trees.steepest()[0]) - 1e-12  # rounding counts against it
-    shuffled, at_least = _shuffled(view, parts, level, draw, lambda costs: int((costs >= seen).sum()))
-    p_value = (at_least + 1) / (len(shuffled) + 1)  # the true order is one of them
-    strength = max(seen, 0.0) / max(float(np.quantile(shuffled, 1 - level)), 1e-12)
+    # A shuffle that differs by rounding only should count as equal, so that p is not too small.
+    observed = float(trees.find_critical_costs()[0]) - 1e-12
+
+    def count_at_least(costs: Matrix) -> int:
+        return int((costs >= observed).sum())
+
+    shuffled, at_least = _sample_critical_costs(view, parts, level, draw=draw, count_at_least=count_at_least)
+    p_value = (at_least + 1) / (len(shuffled) + 1)  # the true order is one of the shuffles
+    critical = float(np.quantile(shuffled, 1 - level))
+    strength = max(observed, 0.0) / max(critical, 1e-12)
     if p_value > level:
         return np.zeros(len(view) // parts, dtype=np.int64), p_value, strength
     cost = float(np.quantile(shuffled, 1 - max(CUT, level)))
-    labels = number_clusters(
-        improve_partition(similarity, trees.labels(cost), cost)
-    )  # a dendrogram's order may be one of rounding
-    return labels, p_value, strength
+    labels = improve_partition(similarity, trees.find_labels(cost), cost)
+    # Number the clusters by clients: the order in a dendrogram may depend on rounding.
+    return number_clusters(labels), p_value, strength
 
 
-def _shuffled(
-    cosines: Matrix, parts: int, level: float, draw: np.random.Generator, as_large: Callable[[Matrix], int]
+def _sample_critical_costs(
+    cosines: Matrix, parts: int, level: float, *, draw: np.random.Generator, count_at_least: Callable[[Matrix], int]
 ) -> tuple[Matrix, int]:
-    """Return Λ of as many shuffles as the level needs, and in how many it is as large as the true one."""
+    """Return Λ of as many shuffles as the level needs, and the number of those at least observed.
+
+    ``count_at_least`` counts the values of a batch that are at least as large as the true one.
+    """
     size = len(cosines)
     draws = max(FEWEST_DRAWS, math.ceil(DRAWS_TO_RESOLVE / level))
-    draws = draws if draws <= MOST_DRAWS else FEWEST_DRAWS
-    most, found, at_least, drawn = max(1, ENTRIES_AT_ONCE // size**2), list[Matrix](), 0, 0
+    if draws > MOST_DRAWS:
+        draws = FEWEST_DRAWS
+    max_batch = max(1, ENTRIES_AT_ONCE // size**2)
+    batches: list[Matrix] = []
+    at_least = 0
+    drawn = 0
     while drawn < draws and at_least < ENOUGH:
-        at_once = min(most, max(drawn, ENOUGH), draws - drawn)  # few at first: as a rule they are enough
-        orders = np.argsort(draw.random((at_once, size)), axis=1)
+        # Small batches first: if there are no clusters, a few hundred shuffles usually suffice.
+        batch_size = min(max_batch, max(drawn, ENOUGH), draws - drawn)
+        orders = np.argsort(draw.random((batch_size, size)), axis=1)
         shuffles = cosines[orders[:, :, None], orders[:, None, :]]
-        found.append(Dendrograms(average_client_similarity(shuffles, parts)).steepest())
-        at_least += as_large(found[-1])
+        costs = Dendrograms(average_client_similarity(shuffles, parts)).find_critical_costs()
+        batches.append(costs)
+        at_least += count_at_least(costs)
         drawn += len(orders)
-    return np.concatenate(found), at_least
+    return np.concatenate(batches), at_least
 
 
-def _found_in_some(cosines: Matrix, parts: int, level: float, draw: np.random.Generator, inside: float) -> PartFinding:
-    """Find the clusters of some of many clients, and put each of the others into that which it is most like."""
+def _find_in_sample(
+    cosines: Matrix, parts: int, level: float, *, draw: np.random.Generator, level_inside: float
+) -> PartFinding:
+    """Find the clusters of a sample of clients, and assign each other client to the most similar.
+
+    The similarity of a client to a cluster is its mean similarity to the members in the sample.
+    """
     n = len(cosines) // parts
-    some = np.sort(draw.choice(n, LARGEST_TESTED, replace=False))
-    mine = (some[:, None] * parts + np.arange(parts)).ravel()
-    among = cosines[np.ix_(mine, mine)]
-    found = find_by_parts(among, parts, level, draw, inside)
-    members = np.eye(found.labels.max() + 1)[found.labels]  # [m, k]
-    view = build_views(among, cosines[:, mine])[found.view]
-    likeness = view.reshape(n, parts, len(some), parts).mean((1, 3)) @ members / members.sum(0)
-    labels = likeness.argmax(1)
-    labels[some] = found.labels
-    return replace(found, labels=labels, tested=some)
+    sampled = np.sort(draw.choice(n, LARGEST_TESTED, replace=False))
+    rows = _list_part_rows(sampled, parts)
+    within = cosines[np.ix_(rows, rows)]
+    finding = find_by_parts(within, parts, level, draw=draw, level_inside=level_inside)
+    members = np.eye(finding.labels.max() + 1)[finding.labels]  # [m, k]
+    view = build_views(within, cosines[:, rows])[finding.view]
+    to_sampled = view.reshape(n, parts, len(sampled), parts).mean((1, 3))
+    to_clusters = to_sampled @ members / members.sum(0)
+    labels = to_clusters.argmax(1)
+    labels[sampled] = finding.labels
+    return replace(finding, labels=labels, tested=sampled)

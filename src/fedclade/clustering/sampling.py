@@ -1,4 +1,4 @@
-"""Clusters that a sample of the clients shows, and where all others belong."""
+"""Clusters from sums over clients or from a sample of clients, and assignment of the others."""
 
 from __future__ import annotations
 
@@ -10,22 +10,34 @@ from torch.nn import functional
 
 from fedclade.clustering.similarity import Labels, compute_cosines
 
-# From sums over clients, noisy or exact, to the directions in which they differ and the centres of
-# k clusters.
+# Directions in which clients differ, and centres of k clusters, from sums over clients that may be
+# noisy.
 #
-# What goes in has been released already, so nothing here costs privacy.
+# The sums have been released already, so nothing here costs privacy.
 
 RUNS = 50
-"""Of k-means, of which the best counts."""
+"""Number of k-means runs, of which the best counts."""
 
 LEAST_COUNT = 2.0
-"""A cell counts if it has so many standard deviations of the noise on a count."""
+"""Least count of a cell that is used, in standard deviations of the noise on a count."""
 
 
 def find_directions(moments: Tensor, dim: int, count: int) -> Tensor:
-    """Return the ``count`` directions of largest second moment, ``[R, count]``, R = ``dim``.
+    """Return the directions of largest second moment.
 
-    ``moments [R(R+1)/2]`` is the sum of :class:`~fedclade.core.Moments`.
+    Parameters
+    ----------
+    moments
+        Sum of :class:`~fedclade.core.Moments`: an upper triangle, ``[R(R+1)/2]``.
+    dim
+        R.
+    count
+        Number of directions.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[R, count]``, float64.
     """
     rows, columns = torch.triu_indices(dim, dim)
     matrix = torch.zeros(dim, dim, dtype=torch.float64)
@@ -35,74 +47,103 @@ def find_directions(moments: Tensor, dim: int, count: int) -> Tensor:
 
 
 def draw_cell_points(count: int, dim: int, draw: np.random.Generator) -> Tensor:
-    """Return points on the unit sphere, drawn uniformly, ``[count, dim]``: each is the middle of a cell."""
-    return functional.normalize(torch.from_numpy(draw.standard_normal((count, dim))), dim=1)
+    """Draw the middle points of cells, uniformly on the unit sphere, ``[count, dim]``."""
+    normal = torch.from_numpy(draw.standard_normal((count, dim)))
+    return functional.normalize(normal, dim=1)
 
 
 def find_cell_centres(sums: Tensor, cells: int, k: int, noise: float, draw: np.random.Generator) -> Tensor:
-    """Return k centres, unit vectors ``[k, d]``, by weighted k-means over the mean directions of cells.
+    """Find k cluster centres by weighted k-means over the mean directions of cells.
 
     Parameters
     ----------
     sums
-        The sum ``[B (1 + d)]`` of :class:`~fedclade.core.Cells`, B = ``cells``.
+        Sum ``[B (1 + d)]`` of :class:`~fedclade.core.Cells`.
+    cells
+        Number B of cells.
+    k
+        Number of centres.
     noise
-        Standard deviation of the noise on each number; cells whose count it may have made are left out.
+        Standard deviation of the noise on each number. Cells with counts that may be noise are left
+        out.
     draw
-        Draws the first centres.
+        Generator of the first centres.
+
+    Returns
+    -------
+    torch.Tensor
+        Unit vectors, ``[k, d]``, float64.
     """
     from sklearn.cluster import KMeans  # slow to import: only where used
 
     content = sums.double().cpu().reshape(cells, -1) * 2.0**0.5
-    counts, means = content[:, 0].numpy(), functional.normalize(content[:, 1:], dim=1).numpy()
-    kept = counts > max(LEAST_COUNT * noise * 2.0**0.5, 0.5)
-    if kept.sum() < k:  # as under very much noise
-        kept = np.argsort(-counts)[:k]
-    weights = np.maximum(counts[kept], 1e-9)
+    counts = content[:, 0].numpy()
+    means = functional.normalize(content[:, 1:], dim=1).numpy()
+    used = counts > max(LEAST_COUNT * noise * 2.0**0.5, 0.5)
+    if used.sum() < k:  # under very much noise
+        used = np.argsort(-counts)[:k]
+    weights = np.maximum(counts[used], 1e-9)
     seed = int(draw.integers(2**32))
-    means_of = KMeans(k, n_init=RUNS, random_state=seed)  # pyright: ignore[reportArgumentType]
-    found = means_of.fit(means[kept], sample_weight=weights).cluster_centers_
-    return functional.normalize(torch.from_numpy(found), dim=1)
+    k_means = KMeans(k, n_init=RUNS, random_state=seed)  # pyright: ignore[reportArgumentType]
+    centres = k_means.fit(means[used], sample_weight=weights).cluster_centers_
+    return functional.normalize(torch.from_numpy(centres), dim=1)
 
 
 ENTRIES_AT_ONCE = 2**21
-"""Of signatures that are converted to float64 together: 16 MiB."""
+"""Signature entries converted to float64 at a time: 16 MiB."""
 
 
 def assign_to_nearest_mean(signatures: Tensor, drawn: NDArray[np.int64], labels: Labels, metric: str) -> Labels:
-    """Return the cluster of each client, ``[n]``: of those drawn their own, of all others that with the nearest mean.
+    """Assign all clients to the clusters of a sample, by the nearest mean.
 
-    Whatever the linkage: a mean is less noisy than any member, so that it gives back more of the clusters that the
-    linkage finds among all than the farthest or the nearest member does (``benchmarks/pairs.py rules``).
+    The mean is used whatever the linkage. It is less noisy than any member, so it recovers more of
+    the clusters that the linkage finds among all clients than the farthest or the nearest member
+    does (``benchmarks/pairs.py rules``).
 
     Parameters
     ----------
     signatures
         ``[n, R]``.
-    drawn, labels
-        The rows in the sample ``[m]``, and the cluster of each, 0 to k − 1.
+    drawn
+        Rows of the sampled clients, ``[m]``.
+    labels
+        Cluster of each sampled client, ``[m]``, 0 to k − 1.
     metric
-        ``l1`` and ``l2``: the distance to the mean of the cluster's members; ``cosine``: the angle to that of their
-        directions.
+        With ``l1`` and ``l2``, the distance to the mean of a cluster's members; with ``cosine``,
+        the angle to the mean of their directions.
+
+    Returns
+    -------
+    numpy.ndarray
+        The cluster of each client, ``[n]``. Sampled clients stay in their clusters.
     """
-    at_once = max(1, ENTRIES_AT_ONCE // max(1, signatures.shape[1]))
-    means = signatures.new_zeros(int(labels.max()) + 1, signatures.shape[1], dtype=torch.float64)
-    for start in range(0, len(drawn), at_once):
-        places, clusters = (
-            torch.from_numpy(each[start : start + at_once]).to(means.device) for each in (drawn, labels)
-        )
-        some = signatures[places].double()
+    batch_size = max(1, ENTRIES_AT_ONCE // max(1, signatures.shape[1]))
+    means = _compute_means(signatures, drawn, labels, metric=metric, batch_size=batch_size)
+    assigned = np.empty(len(signatures), dtype=np.int64)
+    for start in range(0, len(assigned), batch_size):
+        rows = signatures[start : start + batch_size].double()
         if metric == "cosine":
-            some /= torch.linalg.vector_norm(some, dim=1, keepdim=True).clamp(min=1e-150)
-        means.index_add_(0, clusters, some)
-    means /= torch.from_numpy(np.bincount(labels)).to(means.device)[:, None]
-    found = np.empty(len(signatures), dtype=np.int64)
-    for start in range(0, len(found), at_once):
-        some = signatures[start : start + at_once].double()
-        if metric == "cosine":
-            nearest = compute_cosines(some, means).argmax(1)
+            nearest = compute_cosines(rows, means).argmax(1)
         else:
-            nearest = torch.cdist(some, means, p=1 if metric == "l1" else 2).argmin(1).cpu().numpy()
-        found[start : start + at_once] = nearest
-    found[drawn] = labels
-    return found
+            p = 1 if metric == "l1" else 2
+            nearest = torch.cdist(rows, means, p=p).argmin(1).cpu().numpy()
+        assigned[start : start + batch_size] = nearest
+    assigned[drawn] = labels
+    return assigned
+
+
+def _compute_means(
+    signatures: Tensor, drawn: NDArray[np.int64], labels: Labels, *, metric: str, batch_size: int
+) -> Tensor:
+    """Return the means ``[k, R]`` of the clusters' members, or of their directions."""
+    n_clusters = int(labels.max()) + 1
+    means = signatures.new_zeros(n_clusters, signatures.shape[1], dtype=torch.float64)
+    for start in range(0, len(drawn), batch_size):
+        places = torch.from_numpy(drawn[start : start + batch_size]).to(means.device)
+        clusters = torch.from_numpy(labels[start : start + batch_size]).to(means.device)
+        rows = signatures[places].double()
+        if metric == "cosine":
+            rows /= torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp(min=1e-150)
+        means.index_add_(0, clusters, rows)
+    means /= torch.from_numpy(np.bincount(labels)).to(means.device)[:, None]
+    return means

@@ -1,4 +1,4 @@
-"""How alike clients' updates are, how far apart, and what that says about the clusters behind them."""
+"""Similarities, distances and angles of clients' updates, and k-means clustering of them."""
 
 from __future__ import annotations
 
@@ -18,58 +18,72 @@ Labels = NDArray[np.int64]
 """The cluster of each of n clients, ``[n]``."""
 
 Distances = NDArray[np.float64]
-"""Of every two of m rows, ``[m(m-1)/2]``: 0 to 1, 0 to 2, ..., 1 to 2, ..., as SciPy's linkage takes them."""
+"""Distances of all pairs of m rows, ``[m(m-1)/2]``, in SciPy's condensed order: first those of row 0
+to rows 1, 2, ..., then those of row 1 to rows 2, 3, ..., and so on."""
 
 METRICS = ("l1", "l2", "cosine")
 """Distances of updates that :func:`compute_distances` computes."""
 
 COLUMNS = 256
-"""Distances are summed up over so many columns at a time: as few fit into a processor's cache for all rows."""
+"""Number of columns whose distances are added up at a time, so that they fit into a cache."""
 
 ROUNDING = 1e-6
-"""Of cosines in float32: a distance below it is none."""
+"""Cosine distance below which two float32 rows are equal up to rounding."""
 
 
 def number_clusters(labels: Labels) -> Labels:
-    """Give the clusters of ``[n]`` their numbers in the order in which they first appear."""
-    _, first, place = np.unique(labels, return_index=True, return_inverse=True)
-    return first.argsort().argsort()[place]
+    """Renumber clusters ``[n]`` from 0 in the order in which they first appear."""
+    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
+    return first.argsort().argsort()[inverse]
 
 
 def are_signs(signatures: Tensor) -> bool:
-    """Return whether signatures are signs, 1 or −1 each (:class:`~fedclade.channel.SignSketch`), and not numbers."""
+    """Return whether all entries are 1 or −1, as :class:`~fedclade.channel.SignSketch` makes them."""
+    # Look at the first column only, where possible: whole updates may have millions of entries.
     if signatures.numel() == 0 or not bool((signatures[..., :1].abs() == 1).all()):
-        return False  # without a look at all entries of whole updates, which may be millions
+        return False
     return bool((signatures.abs() == 1).all())
 
 
 def convert_sign_cosines(agreements: Similarity) -> Similarity:
-    """Return the cosines of updates, given those of their signs, in place.
+    """Convert cosines of signs into estimates of the cosines of the updates, in place.
 
-    Of two updates at an angle φ a share φ/π of the signs differ, so that the cosine a of their signs is 1 − 2φ/π, and
-    cos φ = sin(πa/2).
+    If two updates have the angle φ, a share φ/π of their signs differ. The cosine of their signs is
+    then a = 1 − 2φ/π, so cos φ = sin(πa/2).
     """
     agreements *= np.pi / 2
     return np.sin(agreements, out=agreements)
 
 
 def cosine_similarity(signatures: Tensor, *, signs: bool | None = None) -> Similarity:
-    """Return the cosine similarity of every two rows, α of CFL's eq. 51 (or eq. 50, given gradients).
+    """Compute the cosine similarity of all pairs of rows.
 
-    Rows of signs, or with ``signs`` means of such rows, stand for the updates that they are of, whose cosine is
-    estimated: see :func:`convert_sign_cosines`.
+    This is α of CFL's eq. 51, or of eq. 50 if the rows are gradients. It is one matrix product. The
+    norms are the square roots of its diagonal, so they have the same rounding as the products that
+    they divide.
 
-    One matrix product. The norms are the square roots of its diagonal, so that they carry the same rounding as the
-    products that they divide. From signatures ``[n, R]`` to ``[n, n]`` float64 in [-1, 1], symmetric, ones on the
-    diagonal. A row of zeros points nowhere: it is 0 to all others.
+    Parameters
+    ----------
+    signatures
+        ``[n, R]``. A row of zeros has no direction; its similarity to all others is 0.
+    signs
+        Whether the rows are signs of updates, or means of such rows; the cosines of the updates are
+        then estimated (:func:`convert_sign_cosines`). By default :func:`are_signs` decides.
+
+    Returns
+    -------
+    numpy.ndarray
+        ``[n, n]``, float64 in [-1, 1], symmetric, with ones on the diagonal.
     """
     alpha = (signatures @ signatures.T).to("cpu", torch.float64).numpy()
-    if are_signs(signatures) if signs is None else signs:
+    if signs is None:
+        signs = are_signs(signatures)
+    if signs:
         alpha /= signatures.shape[1]
         alpha = convert_sign_cosines(alpha)
     norms = np.sqrt(np.diagonal(alpha))
     norms[norms == 0] = 1.0
-    # In place, as of 10,000 clients every copy takes 0.8 GB.
+    # In place: each copy takes 0.8 GB for 10,000 clients.
     alpha /= norms[:, None]
     alpha /= norms
     alpha += alpha.T
@@ -80,35 +94,64 @@ def cosine_similarity(signatures: Tensor, *, signs: bool | None = None) -> Simil
 
 
 def compute_cosines(some: Tensor, others: Tensor) -> Similarity:
-    """Return the cosine similarity of each row of ``[n, D]`` to each of ``[m, D]``: ``[n, m]`` float64 in [-1, 1].
+    """Compute the cosine similarity of each row of one matrix to each row of another.
 
-    A row of zeros is 0 to all. Signs are treated as in :func:`cosine_similarity`.
+    Parameters
+    ----------
+    some, others
+        ``[n, D]`` and ``[m, D]``. A row of zeros has similarity 0 to all rows. Signs are converted
+        as in :func:`cosine_similarity`.
+
+    Returns
+    -------
+    numpy.ndarray
+        ``[n, m]``, float64 in [-1, 1].
     """
+    products = some @ others.to(some).T
     if are_signs(some) and are_signs(others):
-        agreements = (some @ others.to(some).T).to("cpu", torch.float64).numpy() / some.shape[1]
+        agreements = products.to("cpu", torch.float64).numpy() / some.shape[1]
         return convert_sign_cosines(agreements)
-    norms = [torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64) for rows in (some, others)]
-    products = (some @ others.to(some).T).double() / torch.outer(*(norm.clamp(min=1e-150) for norm in norms))
-    return products.clamp(-1.0, 1.0).cpu().numpy()
+    some_norms = torch.linalg.vector_norm(some, dim=1, dtype=torch.float64)
+    other_norms = torch.linalg.vector_norm(others, dim=1, dtype=torch.float64)
+    norms = torch.outer(some_norms.clamp(min=1e-150), other_norms.clamp(min=1e-150))
+    cosines = products.double() / norms
+    return cosines.clamp(-1.0, 1.0).cpu().numpy()
 
 
 def compute_distances(signatures: Tensor, metric: str) -> Distances:
-    """Return the distance of every two rows of ``[m, R]``, condensed; equal rows have distance 0, exactly.
+    """Compute the distances of all pairs of rows; the distance of equal rows is exactly 0.
 
-    ``l1`` is Σ|a − b|, ``l2`` √Σ(a − b)², both in parameter units, ``cosine`` 1 − α, in [0, 2]; raises ConfigError for
-    another metric.
+    Parameters
+    ----------
+    signatures
+        ``[m, R]``.
+    metric
+        ``l1`` is Σ|a − b| and ``l2`` is √Σ(a − b)², both in parameter units; ``cosine`` is 1 − α,
+        in [0, 2].
+
+    Returns
+    -------
+    numpy.ndarray
+        Condensed, ``[m(m-1)/2]``, float64.
+
+    Raises
+    ------
+    ConfigError
+        If the metric is unknown.
     """
     if metric not in METRICS:
         raise ConfigError(unknown("metric", metric, METRICS))
     if metric == "cosine":
-        apart = scipy.spatial.distance.squareform(cosine_similarity(signatures), checks=False)
-        np.subtract(1.0, apart, out=apart)
-        apart[apart < ROUNDING] = 0.0
-        return apart
+        alpha = cosine_similarity(signatures)
+        distances = scipy.spatial.distance.squareform(alpha, checks=False)
+        np.subtract(1.0, distances, out=distances)
+        distances[distances < ROUNDING] = 0.0
+        return distances
     p = 1 if metric == "l1" else 2
-    total = torch.zeros(len(signatures) * (len(signatures) - 1) // 2, dtype=torch.float64, device=signatures.device)
-    for block in signatures.split(COLUMNS, dim=1):
-        total += torch.pdist(block.contiguous(), p) ** p
+    m = len(signatures)
+    total = torch.zeros(m * (m - 1) // 2, dtype=torch.float64, device=signatures.device)
+    for columns in signatures.split(COLUMNS, dim=1):
+        total += torch.pdist(columns.contiguous(), p) ** p
     return total.pow_(1 / p).cpu().numpy()
 
 
@@ -120,59 +163,71 @@ def compute_distances(signatures: Tensor, metric: str) -> Distances:
 Points = NDArray[np.float64]
 
 DECIMALS = 5
-"""Of a cosine: what lies behind is the rounding of float32 updates, and depends on the engine that trained them."""
+"""Decimals of a cosine. Further ones are rounding of float32 updates, and depend on the engine that
+trained them."""
 
 LARGEST_DECOMPOSED = 500
-"""Updates whose Gram matrix is decomposed as a whole; of more, only the directions that are asked for."""
+"""Number of updates up to which the whole Gram matrix is decomposed. For more updates, only the
+requested directions are computed."""
 
 
 def ternary_similarity(signatures: Tensor, directions: int = 3, others: Tensor | None = None) -> Points:
-    """Return how far each update points along the base directions of all, M of eq. 9.
+    """Compute the distance of each update from the base directions of all, M of eq. 9.
 
-    The base directions v_1, v_2, ... are the first left singular vectors of ΔWᵀ (Algorithm 3, line 7). Their products
-    with the updates follow from the Gram matrix ΔW·ΔWᵀ = U·S²·Uᵀ alone, as ΔW·V = U·S: the wide matrix need not be
-    decomposed. As printed, eq. 7 divides only the first product by the norm of the update; here all are divided, as
-    eq. 8 takes them for cosines.
+    The base directions v_1, v_2, ... are the first left singular vectors of ΔWᵀ (Algorithm 3,
+    line 7). Their products with the updates follow from the Gram matrix ΔW·ΔWᵀ = U·S²·Uᵀ, as
+    ΔW·V = U·S, so the wide matrix need not be decomposed. As printed, eq. 7 divides only the first
+    product by the norm of the update. Here all products are divided, because eq. 8 uses all of them
+    as cosines.
 
     Parameters
     ----------
     signatures
         Updates ΔW, ``[n, D]``.
     directions
-        Number k of base directions: 3 in the paper, as its name says.
+        Number k of base directions: 3 in the paper, which gives the method its name.
     others
-        Updates ``[m, D]`` that are compared with the base directions in the place of ``signatures``.
+        Updates ``[m, D]`` that are compared with the base directions instead of ``signatures``.
 
     Returns
     -------
     numpy.ndarray
-        ζ of eq. 8, ``[n, k]`` or ``[m, k]`` in [0, 1]: 0 along a base direction, ½ at right angles to it, 1 against it.
-        An update of zeros is at right angles to all, and all are to directions beyond the rank of ΔW.
+        ζ of eq. 8, ``[n, k]`` or ``[m, k]`` in [0, 1]: 0 along a base direction, ½ at right angles
+        to it, 1 against it. An update of zeros counts as at right angles to all directions, and so
+        do all updates to directions beyond the rank of ΔW.
     """
     gram = (signatures @ signatures.T).to("cpu", torch.float64).numpy()
-    squares, left = _largest_eigenpairs((gram + gram.T) / 2, directions)
+    squares, left = _find_largest_eigenpairs((gram + gram.T) / 2, directions)
+    # Eigenvalues below the rounding error belong to directions beyond the rank.
     rounding = len(gram) * torch.finfo(signatures.dtype).eps * max(squares[0], 0.0)
     lengths = np.sqrt(np.where(squares > rounding, squares, 0.0))
-    products, norms = left * lengths, np.sqrt(np.diagonal(gram))[:, None]
-    cosines = np.divide(products, norms, out=np.zeros_like(products), where=norms > 0)
-    # A singular vector may point either way: let the largest cosine be positive.
+    norms = np.sqrt(np.diagonal(gram))[:, None]
+    cosines = _divide_or_zero(left * lengths, norms)
+    # The sign of a singular vector is arbitrary: choose it so that the largest cosine is positive.
     signs = np.where(cosines.max(0) >= -cosines.min(0), 1.0, -1.0)
     if others is not None:  # ΔW'·V = ΔW'·ΔWᵀ·U·S⁻¹
         across = (others @ signatures.T).to("cpu", torch.float64).numpy() @ left
-        products = np.divide(across, lengths, out=np.zeros_like(across), where=lengths > 0)
-        norms = torch.linalg.vector_norm(others, dim=1, dtype=torch.float64).cpu().numpy()[:, None]
-        cosines = np.divide(products, norms, out=np.zeros_like(products), where=norms > 0)
+        other_norms = torch.linalg.vector_norm(others, dim=1, dtype=torch.float64)
+        products = _divide_or_zero(across, lengths)
+        cosines = _divide_or_zero(products, other_norms.cpu().numpy()[:, None])
     cosines *= signs
     missing = np.zeros((len(cosines), directions - cosines.shape[1]))
     return (1.0 - np.round(np.hstack([cosines, missing]), DECIMALS)) / 2.0
 
 
-def _largest_eigenpairs(gram: Points, count: int) -> tuple[Points, Points]:
-    """Return the largest eigenvalues of a symmetric matrix, falling, and their vectors ``[n, count]``."""
+def _divide_or_zero(numerators: Points, denominators: Points) -> Points:
+    """Return the quotients, or 0 where the denominator is 0."""
+    zeros = np.zeros_like(numerators)
+    return np.divide(numerators, denominators, out=zeros, where=denominators > 0)
+
+
+def _find_largest_eigenpairs(gram: Points, count: int) -> tuple[Points, Points]:
+    """Return the largest eigenvalues of a symmetric matrix, falling, and vectors ``[n, count]``."""
     if len(gram) <= LARGEST_DECOMPOSED or count >= len(gram) or not gram.any():
         values, vectors = np.linalg.eigh(gram)
     else:
-        # Where it starts does not show in what comes out; ones would be at right angles to updates that cancel.
+        # The start is fixed, so that results are reproducible. A vector of ones would not do: it is
+        # at right angles to all eigenvectors if the updates sum to zero.
         start = np.random.default_rng(0).standard_normal(len(gram))
         values, vectors = scipy.sparse.linalg.eigsh(gram, count, v0=start)
     falling = np.argsort(values)[::-1][:count]
@@ -181,39 +236,45 @@ def _largest_eigenpairs(gram: Points, count: int) -> tuple[Points, Points]:
 
 @checked("points")
 def k_means(points: Points, n_clusters: int, draw: np.random.Generator) -> Labels:
-    """Cluster points by k-means++ (Arthur and Vassilvitskii 2007; FedGroup Algorithm 4, line 3), the best of 50 runs.
+    """Cluster points by the best of 50 runs of k-means++.
+
+    The source is Arthur and Vassilvitskii (2007); FedGroup uses it in Algorithm 4, line 3.
 
     Parameters
     ----------
     points
-        ``[n, k]``. Their order changes nothing but the numbers of the clusters.
+        ``[n, k]``. Their order affects the numbers of the clusters only.
     n_clusters
-        m. Of fewer distinct points each makes a cluster of its own, and the last clusters stay empty.
+        Number m of clusters. If there are fewer distinct points, each of them is a cluster, and the
+        last clusters are empty.
     draw
-        Draws the first centers.
+        Generator of the first centers.
 
     Returns
     -------
     numpy.ndarray
-        The cluster of each point, ``[n]`` in 0 to m − 1, numbered as they first appear.
+        The cluster of each point, ``[n]`` in 0 to m − 1, numbered in order of first appearance.
 
     Raises
     ------
     ConfigError
-        If the points are not finite numbers ``[n, k]`` of at least one point, or there is to be no cluster.
+        If ``points`` is not an array of finite numbers ``[n, k]`` with at least one point, or
+        ``n_clusters`` is less than 1.
     """
-    points = _as_points(points)
+    points = _check_points(points)
     require(("n_clusters", n_clusters, n_clusters >= 1, "at least 1"))
     from sklearn.cluster import KMeans  # slow to import: only where used
 
-    distinct, place, counts = np.unique(points, axis=0, return_inverse=True, return_counts=True)
-    n_clusters, seed = min(n_clusters, len(distinct)), int(draw.integers(2**32))
+    distinct, inverse, counts = np.unique(points, axis=0, return_inverse=True, return_counts=True)
+    n_clusters = min(n_clusters, len(distinct))
+    seed = int(draw.integers(2**32))
     means = KMeans(n_clusters, n_init=50, random_state=seed)  # pyright: ignore[reportArgumentType]
-    return number_clusters(means.fit_predict(distinct, sample_weight=counts)[place.ravel()])
+    clusters = means.fit_predict(distinct, sample_weight=counts)
+    return number_clusters(clusters[inverse.ravel()])
 
 
-def _as_points(points: Points) -> Points:
-    """Return points as an array ``[n, k]`` of finite numbers; a ConfigError if they are something else."""
+def _check_points(points: Points) -> Points:
+    """Return points as an array of finite numbers ``[n, k]``, or raise ConfigError."""
     if problem := array_problem(points):
         raise ConfigError(f"points should be an array of numbers [n, k]: {problem}")
     try:
@@ -232,50 +293,73 @@ def _as_points(points: Points) -> Points:
     return array
 
 
-# Principal angles between the subspaces in which clients' data lies.
+# Principal angles between the subspaces of clients' data.
 
 Angles = NDArray[np.float64]
 
 
 def compute_angles(vectors: Tensor, angle: Literal["smallest", "same_place"] = "smallest") -> Angles:
-    """Return the angle between every two clients in degrees, ``[n, n]``, from their vectors ``[n, L, d, p]``.
-
-    Vectors that both of them lack, which are zeros, do not count; those that one of them lacks are at 90°.
-    """
-    vectors = vectors.cpu().double()
-    places = vectors.any(dim=2)  # [n, L, p]
-    held = places[..., 0]
-    degrees = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
-    for i, mine in enumerate(vectors):
-        products = mine.mT @ vectors
-        if angle == "smallest":  # its cosine is the largest singular value of UᵀV
-            each = _degrees(torch.linalg.matrix_norm(products, 2))
-        else:
-            there = places[i] | places
-            of_places = _degrees(products.diagonal(dim1=-2, dim2=-1)) * there
-            each = of_places.sum(dim=2) / there.sum(dim=2).clamp(min=1)
-        counted = held[i] | held
-        degrees[i] = (each * counted).sum(dim=1) / counted.sum(dim=1)
-    return degrees.fill_diagonal_(0.0).numpy()
-
-
-def compute_nearest_angles(vectors: Tensor) -> Angles:
-    """Return the smallest angle between any vector of one client and any of another, in degrees, ``[n, n]``.
-
-    This is the distance of the official code of PACFL (``calculating_adjacency``), without the signs of the vectors.
+    """Compute the angle between the data of each two clients, as the mean over their matrices.
 
     Parameters
     ----------
     vectors
-        ``[n, L, d, p]``: p unit vectors of each of L matrices of each client. A vector of zeros is missing.
+        p unit vectors of each of L matrices of each client, ``[n, L, d, p]``. A vector of zeros is
+        missing. It does not count if both clients lack it; if one client lacks it, the angle is 90°.
+    angle
+        ``smallest`` is the smallest principal angle between two subspaces; ``same_place`` is the
+        mean of the angles between vectors with the same number.
+
+    Returns
+    -------
+    numpy.ndarray
+        In degrees, ``[n, n]``.
     """
-    side_by_side = vectors.cpu().double().transpose(1, 2).flatten(2)  # [n, d, L p]
+    vectors = vectors.cpu().double()
+    present = vectors.any(dim=2)  # [n, L, p]
+    has_matrix = present[..., 0]
     degrees = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
-    for i, client_vectors in enumerate(side_by_side):
-        cosines = client_vectors.mT @ side_by_side  # a missing vector has cosine 0, which never is the largest alone
-        degrees[i] = _degrees(cosines.abs().amax(dim=(1, 2)))
+    for i, client_vectors in enumerate(vectors):
+        products = client_vectors.mT @ vectors
+        if angle == "smallest":
+            # Its cosine is the largest singular value of UᵀV.
+            by_matrix = _compute_degrees(torch.linalg.matrix_norm(products, 2))
+        else:
+            counted_vectors = present[i] | present
+            diagonal = products.diagonal(dim1=-2, dim2=-1)
+            by_vector = _compute_degrees(diagonal) * counted_vectors
+            by_matrix = by_vector.sum(dim=2) / counted_vectors.sum(dim=2).clamp(min=1)
+        counted = has_matrix[i] | has_matrix
+        degrees[i] = (by_matrix * counted).sum(dim=1) / counted.sum(dim=1)
     return degrees.fill_diagonal_(0.0).numpy()
 
 
-def _degrees(cosines: Tensor) -> Tensor:
+def compute_nearest_angles(vectors: Tensor) -> Angles:
+    """Compute the smallest angle between any vector of one client and any vector of another.
+
+    This is the distance of the official code of PACFL (``calculating_adjacency``), without the
+    signs of the vectors.
+
+    Parameters
+    ----------
+    vectors
+        p unit vectors of each of L matrices of each client, ``[n, L, d, p]``. A vector of zeros is
+        missing.
+
+    Returns
+    -------
+    numpy.ndarray
+        In degrees, ``[n, n]``.
+    """
+    all_vectors = vectors.cpu().double().transpose(1, 2).flatten(2)  # [n, d, L p]
+    degrees = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
+    for i, client_vectors in enumerate(all_vectors):
+        # A missing vector has cosine 0, which is the largest only if there is nothing else.
+        cosines = client_vectors.mT @ all_vectors
+        degrees[i] = _compute_degrees(cosines.abs().amax(dim=(1, 2)))
+    return degrees.fill_diagonal_(0.0).numpy()
+
+
+def _compute_degrees(cosines: Tensor) -> Tensor:
+    """Return the angles between lines, from 0° to 90°."""
     return torch.rad2deg(cosines.abs().clamp(max=1.0).arccos())

@@ -1,17 +1,19 @@
-"""Single linkage of many clients from their signatures alone: a minimum spanning tree, found block by block.
+"""Single linkage of many clients from their signatures, by a minimum spanning tree.
 
-The merges of single linkage are the edges of a minimum spanning tree (Gower and Ross 1969), so the distances of all
-pairs need not be held, though each is computed once:
+The merges of single linkage are the edges of a minimum spanning tree (Gower and Ross 1969). The
+tree is found block by block: each distance is computed once, and the distances of all pairs are
+never in memory together.
 
-1. A first tree, of some kind: the minimum spanning tree of a sample of points, and of all others the edge to the
-   nearest of the sample.
-2. Points are put in the order of that tree's dendrogram, with the gaps between neighbours. The longest edge on the
-   tree's way from one point to another is the largest gap between them.
-3. A pair that is no nearer than the longest edge on its way is not needed in a minimum spanning tree (the cycle
-   property). The distances of one block of points to another are one matrix product, the longest edges follow from two
-   vectors of running maxima, and one comparison leaves few pairs: about n²/m with a sample of m, as in the lemma of
-   Karger, Klein and Tarjan (1995).
-4. The minimum spanning tree of these and of the first tree's edges is that of all.
+1. Build a first spanning tree. It consists of the minimum spanning tree of a sample of points and,
+   for each other point, the edge to the nearest point of the sample.
+2. Arrange all points in the order of that tree's dendrogram, with a gap between each two
+   neighbours: the height at which they merge. The longest edge on the tree's path between two
+   points equals the largest gap between them.
+3. Compare all pairs, block against block. A pair that is no nearer than the longest edge on its
+   path is not needed in a minimum spanning tree (cycle property). The distances of two blocks are
+   one matrix product, and the longest edges follow from two vectors of running maxima. Few pairs
+   remain: about n²/m with a sample of m, as in the lemma of Karger, Klein and Tarjan (1995).
+4. The minimum spanning tree of these pairs and the first tree's edges is that of all pairs.
 """
 
 from __future__ import annotations
@@ -37,145 +39,198 @@ from fedclade.clustering.similarity import (
 )
 from fedclade.core import ConfigError, UpdateError, rng, row_norms, unknown
 
-# Edges between points, the minimum spanning tree of them, and the dendrogram of that.
+# Edges between points, their minimum spanning tree, and its dendrogram.
 
 Places = NDArray[np.int64]
+"""Row numbers of points, ``[p]``."""
+
 Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """Pairs of points, ``[e]``, and how far they are apart."""
+    """Pairs of points, ``[e]``, and their lengths (distances, or keys that order the distances)."""
 
-    one: Places
-    other: Places
-    apart: Numbers
+    first: Places
+    second: Places
+    length: Numbers
 
     @classmethod
-    def joined(cls, some: Sequence[Edges]) -> Edges:
-        """Return the edges of all."""
-        return cls(*(np.concatenate([getattr(e, name) for e in some]) for name in ("one", "other", "apart")))
-
-    def spanning(self, n: int) -> Edges:
-        """Return those of a minimum spanning forest of n points, the shortest first; ties go by the points."""
-        one, other = np.minimum(self.one, self.other), np.maximum(self.one, self.other)
-        order = np.lexsort((other, one, self.apart))
-        _, first = np.unique(one[order] * n + other[order], return_index=True)
-        order = order[np.sort(first)]
-        # By rank: an edge of length 0 would be none to SciPy.
-        ranks = np.arange(1.0, len(order) + 1)
-        tree = scipy.sparse.csgraph.minimum_spanning_tree(
-            scipy.sparse.csr_matrix((ranks, (one[order], other[order])), shape=(n, n))
+    def concatenate(cls, batches: Sequence[Edges]) -> Edges:
+        """Return the edges of all batches."""
+        return cls(
+            np.concatenate([batch.first for batch in batches]),
+            np.concatenate([batch.second for batch in batches]),
+            np.concatenate([batch.length for batch in batches]),
         )
-        kept = order[np.sort(tree.data).astype(np.int64) - 1]
-        return Edges(one[kept], other[kept], self.apart[kept])
+
+    def find_spanning_forest(self, n: int) -> Edges:
+        """Return the edges of a minimum spanning forest of n points, the shortest first.
+
+        Edges of equal length are ordered by their points, so the result is deterministic.
+        """
+        low = np.minimum(self.first, self.second)
+        high = np.maximum(self.first, self.second)
+        order = np.lexsort((high, low, self.length))
+
+        # Keep the shortest of several edges between the same two points.
+        pair_numbers = low[order] * n + high[order]
+        _, shortest = np.unique(pair_numbers, return_index=True)
+        order = order[np.sort(shortest)]
+
+        # SciPy gets ranks instead of lengths: in a sparse matrix a length of 0 means "no edge".
+        ranks = np.arange(1.0, len(order) + 1)
+        graph = scipy.sparse.csr_matrix((ranks, (low[order], high[order])), shape=(n, n))
+        tree = scipy.sparse.csgraph.minimum_spanning_tree(graph)
+        in_tree = order[np.sort(tree.data).astype(np.int64) - 1]
+        return Edges(low[in_tree], high[in_tree], self.length[in_tree])
 
 
 class Forest:
-    """A minimum spanning forest of n points, of edges that come some at a time; only so many are held.
+    """Minimum spanning forest of edges that arrive in batches.
 
-    In one place, as what is left of each block would scatter the memory that the next could use.
+    The edges are stored in arrays that are allocated once. Separate arrays for the edges left of
+    each batch would fragment the memory that the next block needs.
+
+    Parameters
+    ----------
+    n
+        Number of points.
+    max_extra_edges
+        Edges that are stored in addition to n, before a spanning forest replaces them.
     """
 
-    def __init__(self, n: int, most: int) -> None:
-        self._n, self._count = n, 0
-        room = n + most
-        self._held = Edges(np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64), np.empty(room))
+    def __init__(self, n: int, max_extra_edges: int) -> None:
+        self._n = n
+        self._count = 0
+        capacity = n + max_extra_edges
+        self._buffer = Edges(np.empty(capacity, dtype=np.int64), np.empty(capacity, dtype=np.int64), np.empty(capacity))
 
-    def add(self, some: Edges) -> None:
-        """Add edges; if there is no room for them, those of a spanning forest take the place of all."""
-        if self._count + len(some.one) > len(self._held.one):
-            some, self._count = Edges.joined([self._all, some]).spanning(self._n), 0
-        new = slice(self._count, self._count + len(some.one))
-        self._held.one[new], self._held.other[new], self._held.apart[new] = some.one, some.other, some.apart
-        self._count = new.stop
+    def add(self, edges: Edges) -> None:
+        """Add edges. If the buffer is full, reduce all edges to a spanning forest first."""
+        if self._count + len(edges.first) > len(self._buffer.first):
+            edges = Edges.concatenate([self._stored, edges]).find_spanning_forest(self._n)
+            self._count = 0
+        end = self._count + len(edges.first)
+        free = slice(self._count, end)
+        self._buffer.first[free] = edges.first
+        self._buffer.second[free] = edges.second
+        self._buffer.length[free] = edges.length
+        self._count = end
 
-    def tree(self) -> Edges:
-        """Return the edges of the forest."""
-        return self._all.spanning(self._n)
+    def find_tree(self) -> Edges:
+        """Return the edges of the forest, the shortest first."""
+        return self._stored.find_spanning_forest(self._n)
 
     @property
-    def _all(self) -> Edges:
-        held = self._held
-        return Edges(held.one[: self._count], held.other[: self._count], held.apart[: self._count])
+    def _stored(self) -> Edges:
+        used = slice(0, self._count)
+        return Edges(self._buffer.first[used], self._buffer.second[used], self._buffer.length[used])
 
 
 def build_merges(tree: Edges) -> Merges:
-    """Return what merges with what, ``[n-1, 4]`` as SciPy has it, by a spanning tree with its shortest edge first."""
-    n = len(tree.apart) + 1
-    above, sizes = list(range(2 * n - 1)), [1] * (2 * n - 1)
+    """Return the merges ``[n-1, 4]`` in SciPy's format, given a spanning tree's edges in order.
+
+    Clusters are found by union-find: ``parent`` has a place for each of the n points and, from n
+    on, for each merged cluster.
+    """
+    n = len(tree.length) + 1
+    parent = list(range(2 * n - 1))
+    sizes = [1] * (2 * n - 1)
     merges: list[tuple[int, int]] = []
-    for new, ends in enumerate(zip(tree.one.tolist(), tree.other.tolist(), strict=True), start=n):
-        tops: list[int] = []
-        for end in ends:
-            top = end
-            while above[top] != top:
-                above[top] = above[above[top]]
-                top = above[top]
-            above[top] = new
-            tops.append(top)
-        sizes[new] = sizes[tops[0]] + sizes[tops[1]]
-        merges.append((min(tops), max(tops)))
-    return np.column_stack([np.array(merges, dtype=np.float64), tree.apart, np.array(sizes[n:], dtype=np.float64)])
+    edges = zip(tree.first.tolist(), tree.second.tolist(), strict=True)
+    for cluster, (first, second) in enumerate(edges, start=n):
+        first_root = _find_root(parent, first)
+        parent[first_root] = cluster
+        second_root = _find_root(parent, second)
+        parent[second_root] = cluster
+        sizes[cluster] = sizes[first_root] + sizes[second_root]
+        merges.append((min(first_root, second_root), max(first_root, second_root)))
+    merged_sizes = np.array(sizes[n:], dtype=np.float64)
+    return np.column_stack([np.array(merges, dtype=np.float64), tree.length, merged_sizes])
+
+
+def _find_root(parent: list[int], point: int) -> int:
+    """Return the cluster that contains a point, and shorten the path to it (path halving)."""
+    root = point
+    while parent[root] != root:
+        parent[root] = parent[parent[root]]
+        root = parent[root]
+    return root
 
 
 def order_points(merges: Merges) -> tuple[Places, Numbers]:
-    """Return the points in the order of a dendrogram ``[n]``, and the heights at which neighbours merge ``[n-1]``."""
+    """Return the points in the order of a dendrogram, and the gaps between neighbours.
+
+    Returns
+    -------
+    tuple of numpy.ndarray
+        The points, ``[n]``, and the heights at which neighbours merge, ``[n-1]``.
+    """
     n = len(merges) + 1
     sizes = [1] * n + merges[:, 3].astype(np.int64).tolist()
-    starts, gaps = [0] * (2 * n - 1), np.empty(n - 1)
-    pairs, heights = merges[:, :2].astype(np.int64).tolist(), merges[:, 2].tolist()
+    starts = [0] * (2 * n - 1)  # position of each cluster's first point
+    gaps = np.empty(n - 1)
+    children = merges[:, :2].astype(np.int64).tolist()
+    heights = merges[:, 2].tolist()
+    # From the root down: the second child follows after all points of the first.
     for step in range(n - 2, -1, -1):
-        (x, y), start = pairs[step], starts[n + step]
-        starts[x], starts[y] = start, start + sizes[x]
-        gaps[starts[y] - 1] = heights[step]
+        left, right = children[step]
+        starts[left] = starts[n + step]
+        starts[right] = starts[left] + sizes[left]
+        gaps[starts[right] - 1] = heights[step]
     return np.argsort(starts[:n]), gaps
 
 
 SAMPLE = 2048
-"""Points that the first tree is built on, and of a block."""
+"""Number of points in the first tree's sample, and in a block on most devices."""
 
 BLOCK = {"cuda": 8192}
-"""Points of a block, by device: the distances of two blocks take 256 MiB there, on others 16."""
+"""Number of points in a block, by device: two blocks' distances take 256 MiB on CUDA, else 16."""
 
 BLOCK_ENTRIES = 2**25
-"""Of signatures in a block, and in the sample: 128 MiB; of long ones there are fewer in it."""
+"""Signature entries in a block and in the sample, 128 MiB; long signatures make smaller blocks."""
 
 MOST_EDGES = 2**20
-"""Edges that are held before a spanning tree takes their place: 24 MiB, and four times that while it is found."""
+"""Edges stored before a spanning tree replaces them: 24 MiB, and four times that meanwhile."""
 
 RESOLVED = 1 / 32
-"""A squared distance of a smaller share of what it was computed from is not as precise as it should be."""
+"""Smallest squared distance that float32 resolves, as a share of the terms it is computed from."""
 
 ENTRIES_AT_ONCE = 2**21
-"""Of signatures that are converted to float64 together: 16 MiB."""
+"""Signature entries converted to float64 at a time: 16 MiB."""
 
 
 def single_linkage(signatures: Tensor, metric: str, block: int | None = None, sample: int | None = None) -> Merges:
-    """Merge clients by single linkage as :func:`fedclade.clustering.agglomerate` does, without a distance of each pair.
+    """Merge clients by single linkage, without the distances of all pairs in memory.
 
-    It takes about the time of one product of the signatures with themselves, and beside them memory for two blocks and
-    for numbers of each client. Which pairs make the tree is decided by distances in the precision of the signatures, or
-    in float64 where points are so near that it does not suffice; the heights are then computed in float64. So they are
-    those of exact single linkage up to the rounding of the former, about 1e-6 of a height for float32, and merges whose
-    heights are further apart are the same.
+    The result is that of :func:`fedclade.clustering.agglomerate`. It takes about the time of one
+    product of the signatures with themselves, and memory for two blocks and for a few numbers per
+    client.
+
+    The pairs in the tree are chosen by distances in the precision of the signatures, or in float64
+    where points are too near for that. The heights are then computed in float64. Heights therefore
+    differ from those of exact single linkage by the rounding of the choice only, about 1e-6 of a
+    height for float32; merges whose heights are further apart are the same.
 
     Parameters
     ----------
     signatures
-        ``[n, R]``, on any device; it computes the products.
+        ``[n, R]``. The products are computed on the device of this tensor.
     metric
-        ``l1``, ``l2`` or ``cosine``, as :func:`fedclade.clustering.compute_distances` has them. ``l1`` has no matrix product,
-        and takes much longer.
+        ``l1``, ``l2`` or ``cosine``; see :func:`fedclade.clustering.compute_distances`. ``l1`` is
+        much slower, as it is not a matrix product.
     block
-        Points of a block; it changes time and memory alone. As suits the device and R, if left out.
+        Number of points in a block. It affects time and memory only. By default it depends on the
+        device and R.
     sample
-        Points that the first tree is built on; it changes time and memory alone. As suits R, if left out.
+        Number of points in the first tree's sample. It affects time and memory only. By default it
+        depends on R.
 
     Returns
     -------
     numpy.ndarray
-        ``[n-1, 4]`` as SciPy has it.
+        ``[n-1, 4]`` in SciPy's format.
 
     Raises
     ------
@@ -187,234 +242,316 @@ def single_linkage(signatures: Tensor, metric: str, block: int | None = None, sa
     if metric not in METRICS:
         raise ConfigError(unknown("metric", metric, METRICS))
     points = Points(signatures, metric)
-    if odd := int(torch.count_nonzero(~torch.isfinite(points.norms))):
-        raise UpdateError(f"signatures should be finite, got {odd} that are not")
+    invalid = int(torch.count_nonzero(~torch.isfinite(points.norms)))
+    if invalid:
+        raise UpdateError(f"signatures should be finite, got {invalid} that are not")
     if points.n < 2:
         return np.empty((0, 4))
-    most = max(64, BLOCK_ENTRIES // max(1, signatures.shape[1]))
-    sample, block = sample or min(SAMPLE, most), block or min(BLOCK.get(points.device.type, SAMPLE), most)
-    tree = _first_tree(points, sample)
+    max_points = max(64, BLOCK_ENTRIES // max(1, signatures.shape[1]))
+    sample = sample or min(SAMPLE, max_points)
+    block = block or min(BLOCK.get(points.device.type, SAMPLE), max_points)
+    tree = _build_first_tree(points, sample)
     if points.n > sample:
         forest = Forest(points.n, MOST_EDGES)
         forest.add(tree)
-        for lighter in _lighter_pairs(points, tree, block):
+        for lighter in _find_lighter_pairs(points, tree, block):
             forest.add(lighter)
-        tree = forest.tree()
-    heights = points.distances(tree.one, tree.other)
-    if metric == "cosine" and are_signs(signatures):  # whose order is that of the updates' own cosines
+        tree = forest.find_tree()
+    heights = points.compute_distances(tree.first, tree.second)
+    if metric == "cosine" and are_signs(signatures):
+        # Increasing in the cosine of the signs, so the tree chosen by that cosine is the right one.
         heights = 1 - convert_sign_cosines(1 - heights)
     order = np.argsort(heights, kind="stable")
-    return build_merges(Edges(tree.one[order], tree.other[order], heights[order]))
+    return build_merges(Edges(tree.first[order], tree.second[order], heights[order]))
 
 
 class Points:
-    """Signatures as points whose squared distances, or with ``l1`` distances, order the pairs: their keys."""
+    """Signatures as points in space, with a *key* for each pair that orders pairs by distance.
+
+    The key is the squared Euclidean distance, or with ``l1`` the distance itself. For ``cosine``
+    the points are unit vectors, whose squared distance is twice the cosine distance.
+
+    Parameters
+    ----------
+    signatures
+        ``[n, R]``.
+    metric
+        ``l1``, ``l2`` or ``cosine``.
+    """
 
     def __init__(self, signatures: Tensor, metric: str) -> None:
-        self._signatures, self._metric = signatures, metric
-        self.n, self.device = len(signatures), signatures.device
+        self._signatures = signatures
+        self._metric = metric
+        self.n = len(signatures)
+        self.device = signatures.device
         self.dtype = torch.promote_types(signatures.dtype, torch.float32)
         self.norms = row_norms(signatures).to(self.device)
-        # To length 1, or between 1 and 2 at most, so that no square is too large or small; a power of 2 rounds nothing.
-        lengths = self.norms if metric == "cosine" else self.norms.max().log2().floor().exp2().expand(self.n)
+        # Scale so that no square overflows or underflows: to length 1 for cosine, else by one
+        # power of 2, which rounds nothing, so that the longest row has a length from 1 to 2.
+        lengths = self.norms
+        if metric != "cosine":
+            lengths = self.norms.max().log2().floor().exp2().expand(self.n)
         self._scales = 1 / torch.where(lengths > 0, lengths, 1.0)
-        # Rows of zeros are at cosine distance 1, so √2 apart: as if each had a direction of its own.
-        self._beside = ((self.norms == 0) & (metric == "cosine")).to(self.dtype)
+        # A row of zeros has cosine distance 1 to all others, so its squared distance to each is 2:
+        # as if it had length 1 along a dimension of its own. This is the square of that length.
+        self._own_squares = ((self.norms == 0) & (metric == "cosine")).to(self.dtype)
 
-    def keys_from(self, some: Places, dtype: torch.dtype | None = None) -> Callable[[Places], tuple[Tensor, float]]:
-        """Return a function of other points that returns the keys ``[p, q]`` of all pairs of these and those.
+    def build_key_function(
+        self, places: Places, dtype: torch.dtype | None = None
+    ) -> Callable[[Places], tuple[Tensor, float]]:
+        """Return a function that computes keys from these p points to q others.
 
-        It also returns what they were computed from: their rounding is that of numbers as large.
+        It returns the keys ``[p, q]``, and the size of the terms that they are computed from: the
+        rounding error of a key is relative to this size, not to the key.
         """
         dtype = dtype or self.dtype
-        a, beside = self._rows(some, dtype)
+        rows, own_squares = self._scale_rows(places, dtype)
         if self._metric == "l1":
-            return lambda others: (_l1(a, self._rows(others, dtype)[0]), 0.0)
-        # From the middle of some of them: the nearer the points, the smaller the products, and their rounding.
-        middle = a.mean(0)
-        a -= middle
-        lengths = (a.square().sum(1) + beside)[:, None]
+            return lambda others: (_compute_l1(rows, self._scale_rows(others, dtype)[0]), 0.0)
 
-        def keys_to(others: Places) -> tuple[Tensor, float]:
-            b, beside = self._rows(others, dtype)
-            b -= middle
-            squares = b.square().sum(1) + beside
-            return torch.addmm(squares, a, b.T, alpha=-2).add_(lengths), float(lengths.max() + squares.max())
+        # |a − b|² = |a|² + |b|² − 2ab is one matrix product. Moving the origin to the middle of
+        # these points makes the three terms, and so their rounding, small for near points.
+        middle = rows.mean(0)
+        rows -= middle
+        squares = (rows.square().sum(1) + own_squares)[:, None]
 
-        return keys_to
+        def compute_keys_to(others: Places) -> tuple[Tensor, float]:
+            other_rows, other_own_squares = self._scale_rows(others, dtype)
+            other_rows -= middle
+            other_squares = other_rows.square().sum(1) + other_own_squares
+            keys = torch.addmm(other_squares, rows, other_rows.T, alpha=-2).add_(squares)
+            return keys, float(squares.max() + other_squares.max())
 
-    def _rows(self, places: Places, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return a copy of some points ``[p, R]``, and what their squared distances are larger by, ``[p]``."""
-        at = torch.from_numpy(places).to(self.device)
-        rows = self._signatures[at].to(dtype)
-        rows *= self._scales[at].to(dtype)[:, None]
-        return rows, self._beside[at].to(dtype)
+        return compute_keys_to
 
-    def distances(self, one: Places, other: Places) -> Numbers:
+    def _scale_rows(self, places: Places, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return a scaled copy of some points ``[p, R]``, and their additional squares ``[p]``."""
+        index = torch.from_numpy(places).to(self.device)
+        rows = self._signatures[index].to(dtype)
+        rows *= self._scales[index].to(dtype)[:, None]
+        return rows, self._own_squares[index].to(dtype)
+
+    def compute_distances(self, first: Places, second: Places) -> Numbers:
         """Return the distances of pairs ``[e]``, in float64."""
-        found = np.empty(len(one))
-        step = max(1, ENTRIES_AT_ONCE // max(1, self._signatures.shape[1]))
-        for start in range(0, len(one), step):
-            some = slice(start, start + step)
-            i, j = (torch.from_numpy(ends[some]).to(self.device) for ends in (one, other))
-            a, b = self._signatures[i].double(), self._signatures[j].double()
-            if self._metric == "cosine":
-                apart = 1 - (a * b).sum(1) * self._scales[i] * self._scales[j]
-                apart = torch.where(apart < ROUNDING, 0.0, apart.clamp(max=2.0))
-            else:
-                apart = torch.linalg.vector_norm(a - b, 1 if self._metric == "l1" else 2, dim=1)
-            found[some] = apart.cpu().numpy()
-        return found
+        result = np.empty(len(first))
+        batch_size = max(1, ENTRIES_AT_ONCE // max(1, self._signatures.shape[1]))
+        for start in range(0, len(first), batch_size):
+            batch = slice(start, start + batch_size)
+            result[batch] = self._compute_batch(first[batch], second[batch]).cpu().numpy()
+        return result
 
-    def keys(self, one: Places, other: Places) -> Numbers:
-        """Return the keys of pairs ``[e]``, in float64."""
-        apart = self.distances(one, other)
+    def _compute_batch(self, first: Places, second: Places) -> Tensor:
+        i = torch.from_numpy(first).to(self.device)
+        j = torch.from_numpy(second).to(self.device)
+        a = self._signatures[i].double()
+        b = self._signatures[j].double()
         if self._metric == "cosine":
-            return 2 * apart
-        scaled = apart * float(self._scales[0])
+            distance = 1 - (a * b).sum(1) * self._scales[i] * self._scales[j]
+            return torch.where(distance < ROUNDING, 0.0, distance.clamp(max=2.0))
+        return torch.linalg.vector_norm(a - b, 1 if self._metric == "l1" else 2, dim=1)
+
+    def compute_keys(self, first: Places, second: Places) -> Numbers:
+        """Return the keys of pairs ``[e]``, in float64."""
+        distances = self.compute_distances(first, second)
+        if self._metric == "cosine":
+            return 2 * distances
+        scaled = distances * float(self._scales[0])
         return scaled if self._metric == "l1" else scaled**2
 
 
-def _first_tree(points: Points, sample: int) -> Edges:
-    """Return the edges of a spanning tree, by their keys; the minimum one if the sample is all points."""
-    drawn = rng.generator(0, "spanning tree").permutation(points.n)
-    some, rest = np.sort(drawn[:sample]), np.sort(drawn[sample:])
-    i, j = np.triu_indices(len(some), 1)
-    keys, _ = points.keys_from(some, torch.float64)(some)
-    tree = Edges(some[i], some[j], keys.cpu().numpy()[i, j]).spanning(points.n)
-    one, other = [tree.one], [tree.other]
-    for start in range(0, len(rest), len(some)):
-        block = rest[start : start + len(some)]
-        keys, _ = points.keys_from(block)(some)
-        one.append(block)
-        other.append(some[keys.argmin(1).cpu().numpy()])
-    pairs = np.concatenate(one), np.concatenate(other)
-    return Edges(*pairs, points.keys(*pairs)).spanning(points.n)
+def _build_first_tree(points: Points, sample: int) -> Edges:
+    """Return a spanning tree with keys as lengths; the minimum one if the sample is all points."""
+    shuffled = rng.generator(0, "spanning tree").permutation(points.n)
+    sampled = np.sort(shuffled[:sample])
+    rest = np.sort(shuffled[sample:])
+    i, j = np.triu_indices(len(sampled), 1)
+    keys, _ = points.build_key_function(sampled, torch.float64)(sampled)
+    pairs = Edges(sampled[i], sampled[j], keys.cpu().numpy()[i, j])
+    tree = pairs.find_spanning_forest(points.n)
+    firsts = [tree.first]
+    seconds = [tree.second]
+    for start in range(0, len(rest), len(sampled)):
+        block = rest[start : start + len(sampled)]
+        keys, _ = points.build_key_function(block)(sampled)
+        firsts.append(block)
+        seconds.append(sampled[keys.argmin(1).cpu().numpy()])
+    first = np.concatenate(firsts)
+    second = np.concatenate(seconds)
+    lengths = points.compute_keys(first, second)
+    return Edges(first, second, lengths).find_spanning_forest(points.n)
 
 
-def _lighter_pairs(points: Points, tree: Edges, block: int) -> Iterator[Edges]:
-    """Go through all pairs; yield those that are nearer than the longest edge on the tree's way between them."""
+def _find_lighter_pairs(points: Points, tree: Edges, block: int) -> Iterator[Edges]:
+    """Compare all pairs, and yield those nearer than the longest edge on their path in the tree."""
     order, gaps = order_points(build_merges(tree))
-    # Nearer by more than rounding: of points in great numbers at equal distances half of all pairs would seem so.
+    # A pair must be nearer by more than rounding. Otherwise, where very many points have equal
+    # distances, half of all pairs would seem to be nearer.
     gaps *= 1 - 4 * torch.finfo(points.dtype).eps
     smallest = gaps[gaps > 0].min(initial=np.inf)
+    # No pair is nearer than a path of length 0.
     longest = torch.from_numpy(np.where(gaps > 0, gaps, -np.inf)).to(points.device, points.dtype)
     for start in range(0, points.n, block):
         end = start + block
-        some = Comparison(points, order[start:end])
-        within = longest[start : end - 1]
-        yield some.lighter(order[start:end], _ways_within(within), smallest if len(within) else np.inf)
-        out = _running_max(longest[start:end].flip(0)).flip(0)[:, None]  # from each to the first of the next block
+        comparison = Comparison(points, order[start:end])
+        inner_gaps = longest[start : end - 1]
+        smallest_inside = smallest if len(inner_gaps) else np.inf
+        paths = _find_paths_within(inner_gaps)
+        yield comparison.find_lighter(order[start:end], paths, smallest_inside)
+
+        # Longest edge from each point of this block to the first point of the next block.
+        path_out = _running_max(longest[start:end].flip(0)).flip(0)[:, None]
         for first in range(end, points.n, block):
             last = first + block
-            into = torch.cat([longest.new_tensor([-torch.inf]), _running_max(longest[first : last - 1])])
-            yield some.lighter(order[first:last], torch.maximum(out, into), max(float(out.min()), smallest))
-            out = torch.maximum(out, longest[first:last].max()) if last < points.n else out
+            inner_maxima = _running_max(longest[first : last - 1])
+            path_in = torch.cat([longest.new_tensor([-torch.inf]), inner_maxima])
+            paths = torch.maximum(path_out, path_in)
+            smallest_across = max(float(path_out.min()), smallest)
+            yield comparison.find_lighter(order[first:last], paths, smallest_across)
+            if last < points.n:
+                path_out = torch.maximum(path_out, longest[first:last].max())
 
 
 class Comparison:
-    """Some points, to be compared with others: in the precision of the signatures, or in float64 where that fails."""
+    """Comparison of one block of points with others.
 
-    def __init__(self, points: Points, some: Places) -> None:
-        self._points, self._some = points, some
-        self._keys_to = points.keys_from(some)
+    Keys are computed in the precision of the signatures, or in float64 where that is too coarse.
+    """
 
-    def lighter(self, others: Places, ways: Tensor, smallest: float) -> Edges:
-        """Return the pairs whose keys are below the longest edges on their ways ``[p, q]``, none below the smallest."""
-        keys, scale = self._keys_to(others)
+    def __init__(self, points: Points, places: Places) -> None:
+        self._points = points
+        self._places = places
+        self._compute_keys_to = points.build_key_function(places)
+
+    def find_lighter(self, others: Places, paths: Tensor, smallest: float) -> Edges:
+        """Return the pairs with keys below the longest edges on their paths ``[p, q]``.
+
+        No finite entry of ``paths`` is below ``smallest``.
+        """
+        keys, scale = self._compute_keys_to(others)
         if smallest < RESOLVED * scale:
-            keys, _ = self._points.keys_from(self._some, torch.float64)(others)
-        found = (keys < ways).nonzero(as_tuple=True)
-        i, j = (place.cpu().numpy() for place in found)
-        return Edges(self._some[i], others[j], keys[found].to("cpu", torch.float64).numpy().clip(min=0))
+            keys, _ = self._points.build_key_function(self._places, torch.float64)(others)
+        found = (keys < paths).nonzero(as_tuple=True)
+        i, j = (index.cpu().numpy() for index in found)
+        lengths = keys[found].to("cpu", torch.float64).numpy().clip(min=0)
+        return Edges(self._places[i], others[j], lengths)
 
 
 def _running_max(numbers: Tensor) -> Tensor:
     return numbers.cummax(0).values
 
 
-def _ways_within(longest: Tensor) -> Tensor:
-    """Return the longest edges ``[b, b]`` on the ways between points in order; −∞ but for each to those behind it."""
-    b = len(longest) + 1
-    ways = longest.new_full((b, b), -torch.inf)
-    ways[:, 1:] = torch.where(torch.ones_like(ways[:, 1:], dtype=torch.bool).triu(), longest, -torch.inf)
-    return ways.cummax(1).values
+def _find_paths_within(gaps: Tensor) -> Tensor:
+    """Return the longest edges ``[b, b]`` on the paths between b points in order.
+
+    Entries on and below the diagonal are −∞, so that each pair is compared once.
+    """
+    b = len(gaps) + 1
+    paths = gaps.new_full((b, b), -torch.inf)
+    above_diagonal = torch.ones_like(paths[:, 1:], dtype=torch.bool).triu()
+    paths[:, 1:] = torch.where(above_diagonal, gaps, -torch.inf)
+    return paths.cummax(1).values
 
 
-def _l1(some: Tensor, others: Tensor) -> Tensor:
-    """Return Σ|a − b| of each row of ``[p, R]`` and each of ``[q, R]``."""
-    total = some.new_zeros(len(some), len(others))
-    for a, b in zip(some.split(COLUMNS, 1), others.split(COLUMNS, 1), strict=True):
+def _compute_l1(rows: Tensor, others: Tensor) -> Tensor:
+    """Return Σ|a − b| for each row a of ``[p, R]`` and each row b of ``[q, R]``."""
+    total = rows.new_zeros(len(rows), len(others))
+    for a, b in zip(rows.split(COLUMNS, 1), others.split(COLUMNS, 1), strict=True):
         total += torch.cdist(a, b, p=1.0)
     return total
 
 
-# From similarities to clusters.
+# Bi-partitions.
 
 
 @dataclass(frozen=True)
 class Bipartition:
-    """Two clusters in place of one; the larger is the first, or at equal size the one with the smallest id."""
+    """Two clusters that one cluster is split into.
+
+    The first is the larger or, if both have the same size, the one with the smallest id.
+    """
 
     first: tuple[int, ...]  # members in ascending order
     second: tuple[int, ...]
-    alpha_cross_max: float  # largest similarity between members of different clusters (CFL eq. 17)
+    alpha_cross_max: float  # largest similarity between the two clusters (CFL eq. 17)
 
 
 def find_optimal_bipartition(alpha: Similarity, ids: Sequence[int]) -> Bipartition:
-    """Split clients in two so that the largest similarity across the split is as small as possible (CFL eq. 25).
+    """Split clients in two with the least possible similarity across the split (CFL eq. 25).
 
-    Algorithm 1 of the paper joins clients in descending order of similarity until two clusters are left. That is single
-    linkage, stopped before its last merge: O(m²) here, where the paper's loop is O(m³). Single linkage depends on the
-    order of the similarities only, so it is given −α, which is exact; 1 − α would round small differences to ties.
+    Algorithm 1 of the paper joins clients in descending order of similarity until two clusters
+    remain. This is single linkage, stopped before its last merge: O(m²) here, where the paper's
+    loop is O(m³). Single linkage depends on the order of the similarities only. It therefore gets
+    −α as distances, which is exact; 1 − α would round small differences to ties.
 
     Parameters
     ----------
     alpha
         Similarities ``[m, m]``, symmetric, m ≥ 2.
     ids
-        The clients, ``[m]``. Where several partitions are optimal, the choice depends on the ids, not on their order.
+        The clients, ``[m]``. If several partitions are optimal, the choice depends on the ids, not
+        on their order.
+
+    Returns
+    -------
+    Bipartition
+        The two clusters, and the largest similarity between them.
 
     Raises
     ------
     UpdateError
         If there are fewer than two clients, or a similarity is not finite.
     """
-    order = _in_order(ids)
-    if not np.isfinite(alpha).all():
-        raise UpdateError(f"similarities should be finite, got {np.count_nonzero(~np.isfinite(alpha))} that are not")
+    order = _sort_clients(ids)
+    invalid = np.count_nonzero(~np.isfinite(alpha))
+    if invalid:
+        raise UpdateError(f"similarities should be finite, got {invalid} that are not")
     similar = scipy.spatial.distance.squareform(alpha[np.ix_(order, order)], checks=False)
-    merges = scipy.cluster.hierarchy.linkage(np.negative(similar, out=similar), method="single")
-    return _two(merges, np.asarray(ids)[order], float(-merges[-1, 2]))
+    negated = np.negative(similar, out=similar)
+    merges = scipy.cluster.hierarchy.linkage(negated, method="single")
+    return _cut_last_merge(merges, np.asarray(ids)[order], float(-merges[-1, 2]))
 
 
 def find_bipartition_by_tree(signatures: Tensor, ids: Sequence[int]) -> Bipartition:
-    """Return the optimal bi-partition of signatures ``[m, R]`` by cosine similarity, without that of every pair.
+    """Find the optimal bi-partition by cosine similarity, without the similarities of all pairs.
 
-    As :func:`find_optimal_bipartition` finds it, where the similarities that decide are further apart than float32 rounds
-    them, about 1e-6; see :func:`fedclade.clustering.single_linkage`. The similarity across is computed in float64.
+    The result is that of :func:`find_optimal_bipartition` if the similarities that decide differ by
+    more than the rounding of float32, about 1e-6; see :func:`fedclade.clustering.single_linkage`.
+    The similarity across the split is computed in float64.
+
+    Parameters
+    ----------
+    signatures
+        ``[m, R]``, m ≥ 2.
+    ids
+        The clients, ``[m]``.
+
+    Returns
+    -------
+    Bipartition
+        The two clusters, and the largest similarity between them.
 
     Raises
     ------
     UpdateError
         If there are fewer than two clients, or a signature is not finite.
     """
-    order = _in_order(ids)
+    order = _sort_clients(ids)
     if (np.diff(order) != 1).any():
         signatures = signatures[torch.from_numpy(order).to(signatures.device)]
     merges = single_linkage(signatures, "cosine")
-    return _two(merges, np.asarray(ids)[order], 1 - float(merges[-1, 2]))
+    return _cut_last_merge(merges, np.asarray(ids)[order], 1 - float(merges[-1, 2]))
 
 
-def _in_order(ids: Sequence[int]) -> Labels:
-    """Return the places of the clients by their ids."""
+def _sort_clients(ids: Sequence[int]) -> Labels:
+    """Return the row numbers of the clients in ascending order of their ids."""
     if len(ids) < 2:
         raise UpdateError(f"a bi-partition needs at least 2 clients, got {len(ids)}")
     return np.argsort(ids)
 
 
-def _two(merges: Merges, ids: Labels, alpha_cross_max: float) -> Bipartition:
-    """Return the clusters that merge last, of clients in ascending order."""
+def _cut_last_merge(merges: Merges, ids: Labels, alpha_cross_max: float) -> Bipartition:
+    """Return the two clusters of the last merge, given the ids in ascending order."""
     labels = cut(merges, 2)
-    first, second = (tuple(ids[labels == label].tolist()) for label in (0, 1))
+    first = tuple(ids[labels == 0].tolist())
+    second = tuple(ids[labels == 1].tolist())
     return Bipartition(first, second, alpha_cross_max)

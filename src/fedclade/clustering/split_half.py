@@ -1,29 +1,35 @@
-"""How many clusters are there, and are they real? What two replicates of every client's update say.
+"""Split-half test for clusters: their number, and whether they are real.
 
-Every client makes two updates, A and B, at the same model, from two halves of its training data. What the draw of its
-examples adds to them is independent between the halves; what its distribution adds is not. So a partition that was
-found on A can be judged on B, which had no part in finding it, and the other way round.
+Each client makes two updates, A and B, of the same model, from two halves of its training data. The
+influence of the sampled examples is independent between the halves; the influence of the client's
+distribution is not. A partition that was found on A can therefore be judged on B, which had no part
+in finding it, and vice versa.
 
-*Worth it.* The members of a cluster share the mean of their updates. In a smaller cluster it is less biased for each of
-them, and noisier. With unit updates u_i, the mean similarity of two members of a cluster c, less that of any two
-clients, estimates ‖μ_c − μ‖², the bias that its members are rid of; and every cluster more costs the noise of one
-update, shared out among all n. The gain of a partition into k clusters is
+*Gain.* The members of a cluster share the mean of their updates. In a smaller cluster the mean is
+less biased for each of them, and noisier. With unit updates u_i, the mean similarity of two members
+of a cluster c, less that of any two clients, estimates ‖μ_c − μ‖², the bias that the cluster
+removes. Each additional cluster costs the noise of one update, shared by all n clients. The gain of
+a partition into k clusters is
 
     G = (1/n) · [Σ_c |c| · (mean similarity within c − mean similarity of all) − (k − 1) · σ²],
 
-with σ² the noise of a whole update. No client is compared with itself: what a model has learnt by heart of a client's
-examples is in both of its halves, and gives no two clients anything in common. So a cluster of one has no gain.
+with σ² the noise of a whole update. No client is compared with itself: what a model has memorized
+of a client's examples affects both halves of that client, but nothing that two clients have in
+common. A cluster of one client therefore has no gain.
 
-*Real.* A's partitions are judged on B and B's on A, and the cut is taken where the mean of both gains is largest. If
-all clients have one distribution, it does not matter which of B's updates is whose: with B's clients shuffled, A and B
-fit each other as well as before. The p-value is the share of shuffles, the true order among them, for which the best of
-all cuts gains at least as much. That counts both directions and the choice of the number of clusters. It is exact where
-halves of one client have no more in common than those of two: at a model that has seen none of the data, whatever the
-distribution of updates is; later on, as far as what it has learnt by heart of one client tells nothing of another.
+*Test.* A's partitions are judged on B and B's on A, and the cut with the largest mean of both gains
+is chosen. If all clients have one distribution, it does not matter which client owns which of B's
+updates: after shuffling B's clients, A and B fit each other as well as before. The p-value is the
+share of shuffles, including the true order, in which the best of all cuts gains at least as much.
+This accounts for both directions and for the choice of the number of clusters. The test is exact
+if the halves of one client have no more in common than those of two clients. That holds for a model
+that has seen none of the data, whatever the distribution of updates. Later it holds as far as what
+the model has memorized of one client carries no information about another.
 
-*More clusters than there are.* Where there are clusters already, they make that p-value small, and a further one might
-gain by chance. So B's clients are shuffled inside the present clusters, too: if these are right, the best of all cuts
-gains no more in the true order than in others. In small clusters few orders differ, and the gain alone decides.
+*More clusters.* If there are clusters already, they alone make that p-value small, and a further
+cluster might gain by chance. B's clients are therefore shuffled within the current clusters, too:
+if these are right, the best of all cuts gains no more in the true order than in others. In small
+clusters few orders differ, and the gain alone decides.
 """
 
 from __future__ import annotations
@@ -43,39 +49,49 @@ from fedclade.clustering.linkage import agglomerate, cut
 from fedclade.clustering.similarity import Labels, Similarity, are_signs, convert_sign_cosines, cosine_similarity
 
 MOST_CLUSTERS = 32
-"""That a dendrogram is cut into."""
+"""Largest number of clusters that a dendrogram is cut into."""
 
 DRAWS_INSIDE = 400
-"""Shuffles inside the present clusters."""
+"""Number of shuffles within the current clusters."""
 
 DRAWS_TO_RESOLVE = 20
-"""A sample of shuffles is so many times as large as one over the level: a p-value at it is known within a quarter."""
+"""Number of shuffles as a multiple of 1 / level: a p-value at the level is then known to within a
+quarter of it."""
 
 MOST_DRAWS = 100_000
+"""Largest number of shuffles."""
 
 ENTRIES_AT_ONCE = 2**22
-"""Of similarities that are shuffled together: 32 MiB."""
+"""Similarities that are shuffled at a time: 32 MiB."""
 
 ENOUGH = 100
-"""Shuffles that gain as much: whatever more would be drawn, the p-value is not small (Besag and Clifford 1991)."""
+"""Shuffles with as large a gain after which sampling stops: the p-value is not small, whatever else
+would be drawn (Besag and Clifford 1991)."""
 
 LARGEST_TESTED = 500
-"""Clients whose similarities are shuffled; of more, so many are drawn for the test."""
+"""Largest number of clients whose similarities are shuffled. If there are more, a sample of this
+size is tested."""
 
 ROUNDING = 1e-12
-"""Of gains."""
+"""Difference of gains that may be rounding."""
 
 
 @dataclass(frozen=True, eq=False)
 class Replicates:
-    """Two updates of each of n clients, made at the same model from halves of their data: signatures ``[n, R]``."""
+    """Two updates of each of n clients, of the same model, from halves of their data.
+
+    Parameters
+    ----------
+    first, second
+        Signatures of the updates, ``[n, R]``.
+    """
 
     first: Tensor
     second: Tensor
 
     @property
     def agreement(self) -> NDArray[np.float64]:
-        """Cosine of the two updates of each client, ``[n]``; it estimates 1/(1 + γ²) of a half update."""
+        """Cosine of each client's two updates, ``[n]``; estimates 1/(1 + γ²) of half an update."""
         dots = (self.first * self.second).sum(1)
         norms = self.first.norm(dim=1) * self.second.norm(dim=1)
         cosines = (dots / norms.clamp(min=1e-30)).double().clamp(-1, 1).cpu().numpy()
@@ -83,161 +99,258 @@ class Replicates:
 
     @property
     def gammas(self) -> NDArray[np.float64]:
-        """γ_i of CFL's eq. 39 for whole updates, which have half the noise of halves, ``[n]``; it may be infinite."""
+        """γ_i of CFL's eq. 39 for whole updates, ``[n]``; may be infinite.
+
+        A whole update has half the noise of an update from half of the data.
+        """
         agreement = self.agreement
         with np.errstate(divide="ignore"):
-            return np.where(agreement > 0, np.sqrt(np.maximum(1 / agreement - 1, 0) / 2), np.inf)
+            gammas = np.sqrt(np.maximum(1 / agreement - 1, 0) / 2)
+            return np.where(agreement > 0, gammas, np.inf)
 
 
 @dataclass(frozen=True, eq=False)
 class Across:
-    """Partitions of each half, ready to be judged on the other in many orders of the clients."""
+    """Partitions found on each half, to be judged on the other half in many orders of clients."""
 
     halves: Sequence[Similarity]  # [n, n] of A and of B
     cuts: Sequence[Labels]  # the partitions [K, n] found on each, into 1 to K clusters
     noise: float  # σ²
 
-    def of_some(self, rows: Labels) -> Across:
-        """Return the same for some of the clients, in the partitions of all."""
+    def select_clients(self, rows: Labels) -> Across:
+        """Return the comparison of some clients, in the partitions that were found on all."""
         halves = [half[np.ix_(rows, rows)] for half in self.halves]
-        numbered = [np.stack([np.unique(cut[rows], return_inverse=True)[1] for cut in cuts]) for cuts in self.cuts]
-        return Across(halves, numbered, self.noise)
+        cuts = [_select_columns(partitions, rows) for partitions in self.cuts]
+        return Across(halves, cuts, self.noise)
 
     @cached_property
-    def _weighted(self) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-        """Weights ``[K, n²]`` and costs ``[K]`` of A's partitions, for B, and of B's, for A."""
-        found = [_weights(partitions, self.noise) for partitions in self.cuts]
-        return [(weights.reshape(len(weights), -1), costs) for weights, costs in found]
+    def _weights_and_costs(self) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+        """Weights ``[K, n²]`` and costs ``[K]`` of A's partitions and of B's partitions."""
+        flattened: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
+        for partitions in self.cuts:
+            weights, costs = _weigh_pairs(partitions, self.noise)
+            flattened.append((weights.reshape(len(weights), -1), costs))
+        return flattened
 
-    def gains(self, orders: Labels) -> NDArray[np.float64]:
-        """Return G of each number of clusters, ``[m, K]``, the mean of both directions, with B's clients permuted.
+    def compute_gains(self, orders: Labels) -> NDArray[np.float64]:
+        """Compute G of each partition, as the mean of both directions, with B's clients permuted.
 
-        In each of m orders, ``[m, n]``.
+        Parameters
+        ----------
+        orders
+            Permutations of B's clients, ``[m, n]``.
+
+        Returns
+        -------
+        numpy.ndarray
+            ``[m, K]``: for each order and for 1 to K clusters.
         """
-        (of_a, costs_a), (of_b, costs_b) = self._weighted
-        on_b = _shuffled(self.halves[1], orders) @ of_a.T - costs_a
-        on_a = _shuffled(self.halves[0], np.argsort(orders, axis=1)) @ of_b.T - costs_b
+        (weights_a, costs_a), (weights_b, costs_b) = self._weights_and_costs
+        on_b = _permute_pairs(self.halves[1], orders) @ weights_a.T - costs_a
+        # B's partitions stay as they are, so A's clients move by the inverse permutation.
+        inverse = np.argsort(orders, axis=1)
+        on_a = _permute_pairs(self.halves[0], inverse) @ weights_b.T - costs_b
         return (on_b + on_a) / 2
 
 
 @dataclass(frozen=True, eq=False)
 class Finding:
-    """What the replicates say about clusters."""
+    """Clusters found by two halves of each client's data."""
 
-    labels: Labels  # the best partition [n], found on both halves; zeros where one cluster is best
+    labels: Labels  # best partition [n], found on both halves; zeros if one cluster is best
     gain: float  # G of it, judged across halves; 0 for one cluster
     noise: float  # σ²
-    similarity: Similarity  # [n, n], the mean of both halves'
-    across: Across  # what the test shuffles
+    similarity: Similarity  # [n, n], the mean of both halves
+    across: Across  # input of the test
     own: NDArray[np.float64] | None = None  # similarity of each client's two updates [n]
 
-    def p_value(self, level: float, draw: np.random.Generator) -> float:
-        """Return the p-value of there being one distribution only; 1 where one cluster is best.
+    def compute_p_value(self, level: float, draw: np.random.Generator) -> float:
+        """Return the p-value of the hypothesis that all clients have one distribution.
 
-        The level that it is compared with says how many orders are drawn where there are too many for all.
+        Parameters
+        ----------
+        level
+            Significance level that the p-value will be compared with. It determines the number of
+            shuffles if there are too many orders to try all of them.
+        draw
+            Generator of the shuffles.
+
+        Returns
+        -------
+        float
+            1 if one cluster is best.
         """
         if not self.labels.any():
             return 1.0
-        return _p_value(self._tested(self.labels, draw)[0], level, draw)
+        across, _ = self._sample_clients(self.labels, draw)
+        return _compute_p_value(across, level, draw)
 
-    def exceeded(self, now: Labels, draw: np.random.Generator) -> float:
-        """Return the share of shuffles inside the present clusters ``[n]`` in which some partition gains more."""
-        across, now = self._tested(now, draw)
-        seen = float(across.gains(np.arange(len(now))[None]).max()) + ROUNDING
-        return sum(int((gains > seen).sum()) for gains in _best(across, DRAWS_INSIDE, draw, now)) / DRAWS_INSIDE
+    def compute_share_exceeding(self, now: Labels, draw: np.random.Generator) -> float:
+        """Return the share of shuffles within the current clusters with a larger best gain.
 
-    def at_most(self, clusters: int) -> Finding:
-        """Return the finding among partitions into no more clusters."""
-        return _find(self.similarity, self.noise, self.across, self.own, clusters)
+        Parameters
+        ----------
+        now
+            The current clusters, ``[n]``.
+        draw
+            Generator of the shuffles.
+        """
+        across, now = self._sample_clients(now, draw)
+        true_order = np.arange(len(now))[None]
+        observed = float(across.compute_gains(true_order).max()) + ROUNDING
+        exceeding = 0
+        for gains in _sample_best_gains(across, DRAWS_INSIDE, draw=draw, clusters=now):
+            exceeding += int((gains > observed).sum())
+        return exceeding / DRAWS_INSIDE
 
-    def _tested(self, clusters: Labels, draw: np.random.Generator) -> tuple[Across, Labels]:
-        """Return what is shuffled, and the clusters of these clients: all, but of many."""
+    def limit_clusters(self, clusters: int) -> Finding:
+        """Return the best finding of at most this number of clusters."""
+        return _find_best(self.similarity, self.across, own=self.own, max_clusters=clusters)
+
+    def _sample_clients(self, clusters: Labels, draw: np.random.Generator) -> tuple[Across, Labels]:
+        """Return the comparison and the clusters of all clients, or of a sample if many."""
         n = len(clusters)
         if n <= LARGEST_TESTED:
             return self.across, clusters
         rows = np.sort(draw.choice(n, LARGEST_TESTED, replace=False))
-        return self.across.of_some(rows), clusters[rows]
+        return self.across.select_clients(rows), clusters[rows]
 
 
 def find_clusters(replicates: Replicates) -> Finding:
-    """Find the clusters that gain most."""
+    """Find the partition with the largest gain.
+
+    Parameters
+    ----------
+    replicates
+        Two updates of each client.
+
+    Returns
+    -------
+    Finding
+        The partition, its gain, and the input of the test.
+    """
     halves = [cosine_similarity(half) for half in (replicates.first, replicates.second)]
     own = replicates.agreement
     noise = max(0.0, 1 - float(own.mean())) / 2
-    across = Across(halves, [_cuts(similarity) for similarity in halves], noise)
-    return _find((halves[0] + halves[1]) / 2, noise, across, own, MOST_CLUSTERS)
+    across = Across(halves, [_cut_dendrogram(similarity) for similarity in halves], noise)
+    mean = (halves[0] + halves[1]) / 2
+    return _find_best(mean, across, own=own, max_clusters=MOST_CLUSTERS)
 
 
 def compute_gain(similarity: Similarity, labels: Labels, noise: float, own: NDArray[np.float64] | None = None) -> float:
-    """Return G of a partition ``[n]`` that these similarities ``[n, n]`` had no part in finding.
+    """Compute the gain G of a partition, by similarities that had no part in finding it.
 
-    If it is known how similar the two updates of each client are, ``own [n]``, a client by itself has a gain as well.
+    Parameters
+    ----------
+    similarity
+        Of clients, ``[n, n]``.
+    labels
+        The partition, ``[n]``, with labels 0, 1, ....
+    noise
+        σ² of a whole update.
+    own
+        Similarity of each client's two updates, ``[n]``. If given, clusters of one client have a
+        gain as well.
     """
-    weights, costs = _weights(labels[None], noise)
-    gained = float((weights[0] * similarity).sum() - costs[0])
+    weights, costs = _weigh_pairs(labels[None], noise)
+    gain = float((weights[0] * similarity).sum() - costs[0])
     if own is None:
-        return gained
+        return gain
     n = len(labels)
     alone = np.bincount(labels, minlength=1)[labels] == 1
-    of_all = (similarity.sum() - np.trace(similarity)) / max(n * (n - 1), 1)
-    return gained + float((own[alone] - of_all).sum()) / n
+    overall_mean = (similarity.sum() - np.trace(similarity)) / max(n * (n - 1), 1)
+    return gain + float((own[alone] - overall_mean).sum()) / n
 
 
-def _find(similarity: Similarity, noise: float, across: Across, own: NDArray[np.float64] | None, most: int) -> Finding:
-    gains = across.gains(np.arange(len(similarity))[None])[0, :most]
+def _find_best(
+    similarity: Similarity, across: Across, *, own: NDArray[np.float64] | None, max_clusters: int
+) -> Finding:
+    """Find the number of clusters with the largest gain across halves, and cut both halves' mean."""
+    true_order = np.arange(len(similarity))[None]
+    gains = across.compute_gains(true_order)[0, :max_clusters]
     best = int(gains.argmax())
-    return Finding(_cuts(similarity)[best], float(gains[best]), noise, similarity, across, own)
+    return Finding(
+        labels=_cut_dendrogram(similarity)[best],
+        gain=float(gains[best]),
+        noise=across.noise,
+        similarity=similarity,
+        across=across,
+        own=own,
+    )
 
 
-def _cuts(similarity: Similarity) -> Labels:
+def _cut_dendrogram(similarity: Similarity) -> Labels:
     """Return the partitions of average linkage into 1, 2, ... clusters, ``[K, n]``."""
-    merges = agglomerate(scipy.spatial.distance.squareform(1 - similarity, checks=False), "average")
-    return np.stack([cut(merges, k) for k in range(1, min(len(similarity), MOST_CLUSTERS) + 1)])
+    apart = scipy.spatial.distance.squareform(1 - similarity, checks=False)
+    merges = agglomerate(apart, "average")
+    max_clusters = min(len(similarity), MOST_CLUSTERS)
+    return np.stack([cut(merges, k) for k in range(1, max_clusters + 1)])
 
 
-def _weights(partitions: Labels, noise: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return what similarities are multiplied by in G of each partition, ``[K, n, n]``, and what is taken off."""
+def _select_columns(partitions: Labels, rows: Labels) -> Labels:
+    """Return partitions ``[K, n]`` of some clients, with labels 0, 1, ... without gaps."""
+    selected = [np.unique(labels[rows], return_inverse=True)[1] for labels in partitions]
+    return np.stack(selected)
+
+
+def _weigh_pairs(partitions: Labels, noise: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the weights of similarities in G, ``[K, n, n]``, and the costs that G subtracts.
+
+    G is linear in the similarities: the weighted sum over all pairs, less (k − 1)·σ²/n.
+    """
     n = partitions.shape[1]
     same = (partitions[:, :, None] == partitions[:, None, :]).astype(np.float64)
-    others = same.sum(2, keepdims=True) - 1  # of each client in its cluster
-    off = 1 - np.eye(n)
-    # Of a cluster |c| times the mean over its |c|(|c| − 1) ordered pairs; of all as many times that over n(n − 1).
+    others = same.sum(2, keepdims=True) - 1  # number of other members of each client's cluster
+    off_diagonal = 1 - np.eye(n)
+    # |c| times the mean over the |c|(|c| − 1) ordered pairs of c weighs each pair by 1/(|c| − 1).
     inside = np.divide(same, others, out=np.zeros_like(same), where=others > 0)
-    shared = (others[:, :, 0] > 0).sum(1)[:, None, None] / (n * max(n - 1, 1))
-    return (inside - shared) * off / n, noise * partitions.max(1) / n
+    # The mean over all n(n − 1) pairs is subtracted once for each client that is not alone.
+    not_alone = (others[:, :, 0] > 0).sum(1)[:, None, None]
+    of_all_pairs = not_alone / (n * max(n - 1, 1))
+    return (inside - of_all_pairs) * off_diagonal / n, noise * partitions.max(1) / n
 
 
 def is_same_partition(one: Labels, other: Labels) -> bool:
-    """Whether two labellings ``[n]`` part the same clients, whatever the labels are."""
+    """Return whether two labellings ``[n]`` have the same clusters, whatever their labels are."""
     pairs = set(zip(one.tolist(), other.tolist(), strict=True))
     return len(pairs) == len(set(one.tolist())) == len(set(other.tolist()))
 
 
-def _shuffled(similarity: Similarity, orders: Labels) -> NDArray[np.float64]:
-    return similarity[orders[:, :, None], orders[:, None, :]].reshape(len(orders), -1)
+def _permute_pairs(similarity: Similarity, orders: Labels) -> NDArray[np.float64]:
+    """Return the similarities in m orders of the clients ``[m, n]``, flattened to ``[m, n²]``."""
+    permuted = similarity[orders[:, :, None], orders[:, None, :]]
+    return permuted.reshape(len(orders), -1)
 
 
-def _p_value(across: Across, level: float, draw: np.random.Generator) -> float:
-    """Return the share of orders of B's clients in which some partition gains as much as the best in the true one."""
+def _compute_p_value(across: Across, level: float, draw: np.random.Generator) -> float:
+    """Return the share of orders of B's clients with a best gain at least that of the true one."""
     n = len(across.halves[0])
-    seen = float(across.gains(np.arange(n)[None]).max()) - ROUNDING  # it counts against it
+    # An order that differs by rounding only should count as equal, so that p is not too small.
+    observed = float(across.compute_gains(np.arange(n)[None]).max()) - ROUNDING
     draws = min(MOST_DRAWS, math.ceil(DRAWS_TO_RESOLVE / level))
     if math.factorial(n) <= draws:
-        every = np.array(list(permutations(range(n))))
-        return float((across.gains(every).max(axis=1) >= seen).mean())
-    at_least, drawn = 0, 0
-    for gains in _best(across, draws, draw, np.zeros(n, dtype=np.int64)):
-        at_least, drawn = at_least + int((gains >= seen).sum()), drawn + len(gains)
+        all_orders = np.array(list(permutations(range(n))))
+        return float((across.compute_gains(all_orders).max(axis=1) >= observed).mean())
+    at_least = 0
+    drawn = 0
+    one_cluster = np.zeros(n, dtype=np.int64)
+    for gains in _sample_best_gains(across, draws, draw=draw, clusters=one_cluster):
+        at_least += int((gains >= observed).sum())
+        drawn += len(gains)
         if at_least >= ENOUGH:
             break
-    return (at_least + 1) / (drawn + 1)  # the true order is one of them
+    return (at_least + 1) / (drawn + 1)  # the true order is one of the shuffles
 
 
-def _best(across: Across, draws: int, draw: np.random.Generator, inside: Labels) -> Iterator[NDArray[np.float64]]:
-    """Yield the gain of the best partition in orders drawn of B's clients, who keep to their clusters ``[n]``."""
-    n = len(inside)
-    at_once, places = max(1, ENTRIES_AT_ONCE // n**2), np.argsort(inside, kind="stable")
-    for drawn in range(0, draws, at_once):
-        orders = np.empty((min(at_once, draws - drawn), n), dtype=np.int64)
-        orders[:, places] = np.argsort(inside + draw.random(orders.shape), axis=1)
-        yield across.gains(orders).max(axis=1)
+def _sample_best_gains(
+    across: Across, draws: int, *, draw: np.random.Generator, clusters: Labels
+) -> Iterator[NDArray[np.float64]]:
+    """Yield batches of best gains, with B's clients shuffled within clusters ``[n]``."""
+    n = len(clusters)
+    batch_size = max(1, ENTRIES_AT_ONCE // n**2)
+    by_cluster = np.argsort(clusters, kind="stable")
+    for drawn in range(0, draws, batch_size):
+        orders = np.empty((min(batch_size, draws - drawn), n), dtype=np.int64)
+        # Sorted by cluster and, within each cluster, in random order.
+        orders[:, by_cluster] = np.argsort(clusters + draw.random(orders.shape), axis=1)
+        yield across.compute_gains(orders).max(axis=1)

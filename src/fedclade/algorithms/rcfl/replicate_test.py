@@ -145,8 +145,8 @@ def cluster_by_splits(
         return Verdict(present, 1.0, gain_now, gain_before=gain_now, gamma=gamma, tested=False)
 
     found = find_by_parts(matrix, splits, level, generator, level_inside)
-    present_gains = found.gains(present)  # in each view of the similarities
-    found_gain = found.gains(found.labels)[found.view]
+    present_gains = found.compute_gains(present)  # in each view of the similarities
+    found_gain = found.compute_gains(found.labels)[found.view]
     if found_gain > present_gains[found.view]:
         labels = found.labels
     elif max(present_gains) > 0:
@@ -176,12 +176,12 @@ def cluster_by_halves(updates: Updates, present: Labels, level: float, generator
     present_gain = compute_gain(found.similarity, present, found.noise, found.own)
     finds_more = present.any() and found.labels.max() > present.max() and found.gain > present_gain
     # More clusters than the present ones could gain by chance; see split_half.
-    if finds_more and found.exceeded(present, generator) > CHANCE:
-        found = found.at_most(int(present.max()) + 1)
+    if finds_more and found.compute_share_exceeding(present, generator) > CHANCE:
+        found = found.limit_clusters(int(present.max()) + 1)
 
     changes = found.gain > max(present_gain, 0.0) and not is_same_partition(found.labels, present)
     # If no decision depends on the p-value, fewer shuffles resolve it well enough for the report.
-    p_value = found.p_value(level if changes else max(level, LEVEL_TO_REPORT), generator)
+    p_value = found.compute_p_value(level if changes else max(level, LEVEL_TO_REPORT), generator)
     if changes and p_value <= level:
         labels = found.labels
     elif present_gain > 0:
